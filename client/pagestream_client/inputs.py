@@ -1,0 +1,124 @@
+"""The inputs of the three ensembles: their names, dtypes and shapes on the wire.
+
+The one table of names on the client's side. Checks only that a value can be put on the wire; what
+is a sensible value is the server's business. Called by ``client`` alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import serialize_byte_tensor
+
+BATCHED_MODELS = frozenset({"ensemble"})
+"""Models with max_batch_size 1, whose tensors carry a leading dimension of 1."""
+
+Message = Mapping[str, str]
+
+
+class RequestInputs(TypedDict, total=False):
+    """What may be sent with a request; which model takes which is in the README."""
+
+    text_input: str
+    messages: str | Sequence[Message]
+    """Chat messages with role and content (or the JSON text of such a list)."""
+    prompt_token_ids: Sequence[int]
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    min_tokens: int
+    ignore_eos: bool
+    skip_special_tokens: bool
+    stop_words: Sequence[str]
+    return_token_ids: bool
+    sampling_parameters: str | Mapping[str, Any]
+    """For `vllm`: a mapping (or the JSON text of an object)."""
+
+
+@dataclass(frozen=True)
+class _Input:
+    datatype: str
+    is_list: bool = False
+    is_json: bool = False
+
+
+_INPUTS = {
+    "text_input": _Input("BYTES"),
+    "messages": _Input("BYTES", is_json=True),
+    "prompt_token_ids": _Input("INT32", is_list=True),
+    "stream": _Input("BOOL"),
+    "max_tokens": _Input("INT32"),
+    "temperature": _Input("FP32"),
+    "top_k": _Input("INT32"),
+    "top_p": _Input("FP32"),
+    "seed": _Input("UINT64"),
+    "min_tokens": _Input("INT32"),
+    "ignore_eos": _Input("BOOL"),
+    "skip_special_tokens": _Input("BOOL"),
+    "stop_words": _Input("BYTES", is_list=True),
+    "return_token_ids": _Input("BOOL"),
+    "sampling_parameters": _Input("BYTES", is_json=True),
+}
+_DTYPES = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "BYTES": (str,),
+    "BOOL": (bool,),
+    "FP32": (int, float),
+    "INT32": (int,),
+    "UINT64": (int,),
+}
+
+
+def build_request(
+    model: str, request_id: str, inputs: Mapping[str, Any]
+) -> service_pb2.ModelInferRequest:
+    """One inference request. Inputs that are None are left out.
+
+    Raises TypeError for an unknown name or a wrong type, ValueError for a number that the wire's
+    integer cannot hold.
+    """
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    for name, value in inputs.items():
+        if name not in _INPUTS:
+            raise TypeError(f"unknown input {name!r}; known inputs: {', '.join(_INPUTS)}")
+        if value is None:
+            continue
+        spec = _INPUTS[name]
+        values = _values(name, spec, value)
+        shape = [1, len(values)] if model in BATCHED_MODELS else [len(values)]
+        request.inputs.add(name=name, datatype=spec.datatype, shape=shape)
+        request.raw_input_contents.append(_encode(name, spec, values))
+    return request
+
+
+def _values(name: str, spec: _Input, value: Any) -> list[Any]:
+    if spec.is_json and not isinstance(value, str):
+        return [json.dumps(value, ensure_ascii=False)]
+    if not spec.is_list:
+        return [value]
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} must be a list, got {value!r}")
+    return list(value)
+
+
+def _encode(name: str, spec: _Input, values: list[Any]) -> bytes:
+    for value in values:
+        # A bool is an int to isinstance, and never what a number field means.
+        wrong_bool = isinstance(value, bool) and spec.datatype != "BOOL"
+        if wrong_bool or not isinstance(value, _KINDS[spec.datatype]):
+            raise TypeError(f"{name} must hold {spec.datatype} values, got {value!r}")
+    if spec.datatype == "BYTES":
+        texts = np.array([value.encode() for value in values], dtype=np.object_)
+        serialized = serialize_byte_tensor(texts)
+        return bytes(serialized.item()) if serialized.size else b""
+    try:
+        return np.array(values, dtype=_DTYPES[spec.datatype]).tobytes()
+    except OverflowError:
+        raise ValueError(f"{name} does not fit {spec.datatype}: {values}") from None
