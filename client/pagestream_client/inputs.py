@@ -67,6 +67,10 @@ _INPUTS = {
     "sampling_parameters": _Input("BYTES", is_json=True),
 }
 _DTYPES = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
+_LIMITS: dict[str, tuple[int, int]] = {
+    "INT32": (-(2**31), 2**31 - 1),
+    "UINT64": (0, 2**64 - 1),
+}
 _KINDS: dict[str, tuple[type, ...]] = {
     "BYTES": (str,),
     "BOOL": (bool,),
@@ -118,7 +122,9 @@ def _encode(name: str, spec: _Input, values: list[Any]) -> bytes:
         texts = np.array([value.encode() for value in values], dtype=np.object_)
         serialized = serialize_byte_tensor(texts)
         return bytes(serialized.item()) if serialized.size else b""
-    try:
-        return np.array(values, dtype=_DTYPES[spec.datatype]).tobytes()
-    except OverflowError:
-        raise ValueError(f"{name} does not fit {spec.datatype}: {values}") from None
+    if spec.datatype in _LIMITS:
+        least, most = _LIMITS[spec.datatype]
+        for value in values:
+            if not least <= value <= most:
+                raise ValueError(f"{name} does not fit {spec.datatype}: {value}")
+    return np.array(values, dtype=_DTYPES[spec.datatype]).tobytes()
