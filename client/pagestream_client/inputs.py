@@ -22,23 +22,26 @@ Message = Mapping[str, str]
 
 
 class RequestInputs(TypedDict, total=False):
-    """What may be sent with a request; which model takes which is in the README."""
+    """What may be sent with a request; None is the same as leaving it out.
 
-    text_input: str
-    messages: str | Sequence[Message]
+    Which model takes which is in the README.
+    """
+
+    text_input: str | None
+    messages: str | Sequence[Message] | None
     """Chat messages with role and content (or the JSON text of such a list)."""
-    prompt_token_ids: Sequence[int]
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    min_tokens: int
-    ignore_eos: bool
-    skip_special_tokens: bool
-    stop_words: Sequence[str]
-    return_token_ids: bool
-    sampling_parameters: str | Mapping[str, Any]
+    prompt_token_ids: Sequence[int] | None
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    min_tokens: int | None
+    ignore_eos: bool | None
+    skip_special_tokens: bool | None
+    stop_words: Sequence[str] | None
+    return_token_ids: bool | None
+    sampling_parameters: str | Mapping[str, Any] | None
     """For `vllm`: a mapping (or the JSON text of an object)."""
 
 

@@ -10,11 +10,11 @@ import urllib.request
 
 
 def read_metrics(url: str, *, timeout_s: float = 5.0) -> dict[str, float]:
-    """Every sample of ``http://<url>/metrics`` by name, summed over its labels.
+    """Every sample at ``url`` (http://host:port/metrics) by name, summed over its labels.
 
-    Raises OSError when nothing answers at ``url`` (host:port of the metrics endpoint).
+    Raises OSError when nothing answers there.
     """
-    with urllib.request.urlopen(f"http://{url}/metrics", timeout=timeout_s) as response:
+    with urllib.request.urlopen(url, timeout=timeout_s) as response:
         return parse_metrics(response.read().decode("utf-8"))
 
 

@@ -25,4 +25,4 @@ def test_values_are_summed_over_labels():
 
 def test_nothing_listening_is_an_os_error():
     with pytest.raises(OSError, match="refused"):
-        read_metrics("127.0.0.1:1", timeout_s=1)
+        read_metrics("http://127.0.0.1:1/metrics", timeout_s=1)

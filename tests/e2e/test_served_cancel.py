@@ -1,0 +1,98 @@
+"""A client that goes away: the engine ends its request within a second and frees its blocks."""
+
+import threading
+
+import pytest
+from e2e_support import Service, wait_until
+
+pytestmark = [pytest.mark.server, pytest.mark.smollm2]
+
+LONG = {"max_tokens": 500, "ignore_eos": True}
+SECOND = 1.0
+
+
+@pytest.fixture(autouse=True)
+def idle_before(service):
+    wait_until(service.is_idle, 10, "idle before the test")
+
+
+def cancelled(service: Service) -> float:
+    return service.metrics()["cancelled_total"]
+
+
+@pytest.mark.parametrize("model", ["ensemble", "chat", "vllm"])
+def test_grpc_cancel_after_a_few_tokens(service, model):
+    before = cancelled(service)
+    inputs = {
+        "ensemble": {"text_input": "Tell me a story.", **LONG},
+        "chat": {"messages": [{"role": "user", "content": "Tell me a story."}], **LONG},
+        "vllm": {"text_input": "Tell me a story.", "sampling_parameters": LONG},
+    }[model]
+    stream = service.client.stream(model, **inputs)
+    for _ in range(3):
+        next(stream)
+    assert not service.is_idle()
+    stream.cancel()
+    wait_until(service.is_idle, SECOND, "idle after a gRPC cancel")
+    assert cancelled(service) == before + 1
+
+
+def test_http_disconnect_on_generate_stream(service):
+    before = cancelled(service)
+    stream = service.open_stream(
+        "ensemble", {"text_input": "Tell me a story.", "stream": True, **LONG}
+    )
+    for _ in range(3):
+        assert "text_output" in stream.next_event()
+    assert not service.is_idle()
+    stream.drop()
+    wait_until(service.is_idle, SECOND, "idle after an HTTP disconnect")
+    assert cancelled(service) == before + 1
+
+
+def test_grpc_cancel_of_a_whole_answer(service):
+    """With stream=false the client sees nothing before the end; its cancel counts all the same."""
+    stream = service.client.stream(text_input="Tell me a story.", stream=False, **LONG)
+    wait_until(lambda: service.metrics()["requests_running"] == 1, 5, "running")
+    stream.cancel()
+    wait_until(service.is_idle, SECOND, "idle after a gRPC cancel")
+
+
+@pytest.mark.parametrize("transport", ["grpc", "http"])
+def test_cancel_while_waiting_behind_a_full_batch(service, transport):
+    running = [service.client.stream(text_input=f"Story {i}", **LONG) for i in range(16)]
+    consumers = [threading.Thread(target=lambda s=stream: list(s)) for stream in running]
+    for consumer in consumers:
+        consumer.start()
+    try:
+        wait_until(lambda: service.metrics()["requests_running"] == 16, 10, "a full batch")
+        if transport == "grpc":
+            waiting = service.client.stream(text_input="The one too many", **LONG)
+            leave = waiting.cancel
+        else:
+            dropped = service.open_stream("ensemble", {"text_input": "One too many", **LONG})
+            leave = dropped.drop
+        wait_until(lambda: service.metrics()["requests_waiting"] == 1, 5, "one waiting")
+        leave()
+        wait_until(lambda: service.metrics()["requests_waiting"] == 0, SECOND, "none waiting")
+        assert service.metrics()["requests_running"] == 16
+    finally:
+        for stream in running:
+            stream.cancel()
+        for consumer in consumers:
+            consumer.join()
+    wait_until(service.is_idle, 2 * SECOND, "idle after all were cancelled")
+
+
+def test_a_cancel_leaves_the_others_alone(service):
+    other = service.client.stream(
+        text_input="Write about rivers.", max_tokens=40, ignore_eos=True, temperature=0.0
+    )
+    texts = [next(other).text_output]
+    with service.client.stream(text_input="Tell me a story.", **LONG) as stream:
+        next(stream)
+    texts += [chunk.text_output for chunk in other]
+    alone = service.client.generate(
+        text_input="Write about rivers.", max_tokens=40, ignore_eos=True, temperature=0.0
+    )
+    assert "".join(texts) == alone.text_output
