@@ -152,8 +152,7 @@ def over_http(service: Service, model: str, inputs: dict[str, Any], endpoint: st
 
 
 def check_message(message: str, expected: str, elapsed_s: float) -> None:
-    print(message)
-    assert re.search(expected, message)
+    assert re.search(expected, message), message
     assert elapsed_s < 1
     assert "Traceback" not in message
     assert not re.search(r"\.py\b|(/[\w.-]+){2,}", message), "a path in the message"
