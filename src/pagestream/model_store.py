@@ -90,8 +90,8 @@ def resolve_model(model: str) -> Path:
 def _hub_directory(model: str) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow, and rarely needed)
     from huggingface_hub.errors import (  # noqa: PLC0415
-        HFValidationError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
     )
 

@@ -1,0 +1,1 @@
+"""The operator's side: the `pagestream` command. Nothing else in the package imports it."""
