@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e_support import Service
+from tritonclient.utils import InferenceServerException
 
 from pagestream_client import ServerError
 
@@ -176,27 +177,37 @@ def test_bad_input_is_refused_by_name(service, case, transport):
     check_next_request(service)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "generate"])
+@pytest.mark.parametrize("transport", ["grpc", "http"])
 @pytest.mark.parametrize("case", ENGINE_CASES)
 def test_garbage_sent_to_the_engine_is_refused_by_name(service, case, transport):
     inputs, expected = ENGINE_CASES[case]
     started = time.monotonic()
     if transport == "grpc":
-        (message,) = engine_errors_over_grpc(service, inputs)
+        message = engine_error_over_grpc(service, inputs)
     else:
-        message = over_http(service, "engine", inputs, transport)
+        message = service.generate("engine", inputs).body["error"]
     check_message(message, expected, time.monotonic() - started)
     check_next_request(service)
 
 
-def engine_errors_over_grpc(service: Service, inputs: dict[str, Any]) -> list[str]:
+def engine_error_over_grpc(service: Service, inputs: dict[str, Any]) -> str:
+    """The engine's own errors are data, for the sake of the ensembles (finish_reason: error)."""
     tensors = {
         name: np.array(value, np.int32)
         if name == "prompt_token_ids"
         else np.array([value.encode()], np.object_)
         for name, value in inputs.items()
     }
-    return [str(answer) for answer in service.raw_infer("engine", tensors)]
+    (answer,) = service.raw_infer("engine", tensors)
+    if isinstance(answer, InferenceServerException):
+        return answer.message()
+    return str(answer.as_numpy("error")[0].decode())
+
+
+def test_an_unknown_field_is_refused_over_http(service):
+    """Over gRPC tritonserver itself refuses it."""
+    body = {"text_input": "a", "max_token": 5}
+    assert "max_token" in over_http(service, "ensemble", body, "generate")
 
 
 @pytest.mark.parametrize(
