@@ -29,6 +29,7 @@ from pagestream.cli.tritonserver import (
     ServerOptions,
     SetupError,
     check_numpy,
+    check_stub,
     command_line,
     environment,
     find_installation,
@@ -75,6 +76,7 @@ def launch(flags: ServeFlags, engine_flags: Mapping[str, Any], console: Console)
     except (SetupError, LibpythonError, PortError, ValueError, OSError) as error:
         raise LaunchError(str(error)) from None
     try:
+        check_stub(run)
         run.write_config(config)
         log_file = _new_log(flags.log_file)
         command = command_line(installation, run, options)
@@ -88,6 +90,8 @@ def launch(flags: ServeFlags, engine_flags: Mapping[str, Any], console: Console)
             on_ready=server.ready,
             on_down=server.down,
         ).run()
+    except SetupError as error:
+        raise LaunchError(str(error)) from None
     except ServerDownError as error:
         lines = diagnosis.explain(log_file)
         shown = "".join(f"\n  {line}" for line in lines)

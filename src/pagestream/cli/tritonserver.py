@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Installation:
     backends: Path
     stub: Path | None
     """The stub to copy into the run directory; None: `backends` is complete and used as it is."""
+    libraries: Path | None
+    """Where the wheel keeps the libraries that the stub needs."""
 
 
 def find_installation() -> Installation:
@@ -75,7 +78,7 @@ def _system_installation(binary: Path) -> Installation:
             f"the python backend of {binary} runs Python {versions}, but pagestream is installed "
             f"in Python {python_version()}: install pagestream with Python {versions}"
         )
-    return Installation(binary=binary, backends=backends, stub=None)
+    return Installation(binary=binary, backends=backends, stub=None, libraries=None)
 
 
 def _wheel_installation(root: Path) -> Installation:
@@ -86,7 +89,12 @@ def _wheel_installation(root: Path) -> Installation:
             f"the nvidia-pytriton wheel has no python backend for Python {python_version()} "
             f"(it has {', '.join(versions)}): set up with Python 3.11 or 3.12"
         )
-    return Installation(root / "bin" / "tritonserver", root / "backends", stub)
+    return Installation(
+        binary=root / "bin" / "tritonserver",
+        backends=root / "backends",
+        stub=stub,
+        libraries=root.parents[1] / "nvidia_pytriton.libs",
+    )
 
 
 def python_version() -> str:
@@ -118,12 +126,7 @@ class RunDirectory:
         self._lock = _try_lock(self.path)
         self.config = self.path / "engine.json"
         self.backends = _lay_out_backends(installation, self.path)
-        library = find_libpython()
-        # Alone in a directory: nothing else of the system's library path comes before the
-        # libraries that tritonserver brings along.
-        self.libraries = self.path / "lib"
-        self.libraries.mkdir()
-        (self.libraries / library.name).symlink_to(library.resolve())
+        self.libraries = _lay_out_libraries(installation, self.path)
 
     def write_config(self, config: EngineConfig) -> None:
         self.config.touch(mode=0o600)
@@ -149,6 +152,21 @@ def _lay_out_backends(installation: Installation, run: Path) -> Path:
     shutil.copyfile(installation.stub, python / STUB)
     (python / STUB).chmod(0o700)
     return run / "backends"
+
+
+def _lay_out_libraries(installation: Installation, run: Path) -> Path:
+    """Only what the stub needs: nothing else may come before tritonserver's own libraries."""
+    libraries = run / "lib"
+    libraries.mkdir()
+    libpython = find_libpython()
+    (libraries / libpython.name).symlink_to(libpython.resolve())
+    if installation.stub and installation.libraries:
+        # The stub finds these relative to where it lies, so its copy would not.
+        needed = installation.stub.read_bytes()
+        for library in installation.libraries.glob("*.so*"):
+            if library.name.encode() in needed:
+                (libraries / library.name).symlink_to(library)
+    return libraries
 
 
 def _try_lock(directory: Path) -> TextIO | None:
@@ -222,6 +240,18 @@ def environment(run: RunDirectory) -> dict[str, str]:
     values["OMP_WAIT_POLICY"] = "PASSIVE"
     values["PAGESTREAM_CONFIG"] = str(run.config)
     return values
+
+
+def check_stub(run: RunDirectory) -> None:
+    """Without this, a stub that cannot even start would be noticed half a minute per model late."""
+    stub = run.backends / "python" / STUB
+    done = subprocess.run(
+        [stub], env=environment(run), stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    # Without arguments it exits with 1; 127 is the dynamic linker's.
+    if done.returncode == 127:
+        reason = done.stderr.decode("utf-8", errors="replace").strip()
+        raise SetupError(f"tritonserver's python backend cannot be run here: {reason}")
 
 
 def _prepend(first: str, rest: str | None) -> str:

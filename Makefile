@@ -1,0 +1,82 @@
+# Everything from a clone to a served model. `make help` lists the targets.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PYTRITON := nvidia-pytriton==0.7.0
+
+# Given on the command line.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(if $(shell \
+  $(name) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+  >/dev/null 2>&1 && echo yes),$(name))))
+ARGS ?=
+PIP_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check-python serve demo golden test test-long check clean
+
+help:
+	@echo 'make setup      virtual environment in $(VENV), dependencies, tritonserver, the model'
+	@echo 'make serve      serve the model; ARGS="--http-port 9000 --max-num-seqs 16 ..." for options'
+	@echo 'make demo       start a server, stream one chat answer, show the timings, stop'
+	@echo 'make golden     compare served token ids with the reference'
+	@echo 'make test       check, then the test suite (under 4 minutes)'
+	@echo 'make test-long  the long tests'
+	@echo 'make check      lint, format, types, import rules, sizes'
+	@echo 'make clean      remove $(VENV) and caches; pulled models stay in ~/.cache/pagestream'
+	@echo
+	@echo 'All of them do the set-up first if it is needed, and reuse it if it is there.'
+	@echo
+	@echo 'PYTHON=python3.12     the Python to make the virtual environment from (3.11 or 3.12)'
+	@echo 'PIP_ARGS="..."        more arguments for pip. Where pip would take the CUDA build of torch'
+	@echo '                      and you want the smaller CPU build, name the directory or page that'
+	@echo '                      has its wheels: PIP_ARGS="--find-links DIRECTORY_OR_URL"'
+
+setup: $(INSTALLED)
+	@$(BIN)/pagestream model pull >/dev/null
+
+check-python:
+	@test -n "$(PYTHON)" || { \
+	  echo 'error: no Python 3.11 or 3.12 found. What to do: apt-get install python3 python3-venv' >&2; \
+	  echo '       (or make PYTHON=/path/to/python3.11)' >&2; exit 1; }
+	@$(PYTHON) -c '' || { echo 'error: PYTHON=$(PYTHON) does not run (reason above)' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  v=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	  echo "error: $(PYTHON) cannot make virtual environments." >&2; \
+	  echo "What to do: apt-get install python$$v-venv" >&2; exit 1; }
+	@$(PYTHON) -I src/pagestream/cli/libpython.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory check-python
+	@echo '[1/3] Virtual environment in $(VENV) from $(PYTHON)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo '[2/3] Dependencies (torch is large: minutes on a slow network)'
+	@$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@echo '[3/3] tritonserver and its python backend, from $(PYTRITON)'
+	@$(BIN)/python -m pip install $(PIP_ARGS) --no-deps $(PYTRITON)
+	@touch $@
+
+serve: setup
+	@$(BIN)/pagestream serve $(ARGS)
+
+demo: setup
+	@$(BIN)/pagestream demo $(ARGS)
+
+golden: setup
+	@$(BIN)/pagestream golden $(ARGS)
+
+test: check setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m 'not long' $(ARGS)
+
+test-long: setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long $(ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_sizes.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
