@@ -169,6 +169,19 @@ class ModelConfig:
         )
 
 
+def resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    """The configured limit, never beyond what the checkpoint's positions allow."""
+    most = model_config.max_position_embeddings
+    if config.max_model_len is None:
+        return most
+    if config.max_model_len > most:
+        raise ValueError(
+            f"max_model_len is {config.max_model_len}, above the checkpoint's "
+            f"max_position_embeddings of {most}"
+        )
+    return config.max_model_len
+
+
 def _check_type(name: str, value: Any, hint: Any) -> None:
     # bool is an int to isinstance, and never what an integer field means.
     if isinstance(value, bool) or not isinstance(value, hint):

@@ -8,7 +8,6 @@ gates (preprocessing and the engine bridge) call the same two.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +41,7 @@ class SamplingParams:
     max_tokens: int | None = None
     """Output limit, 1 to max(max_model_len, 4096); None: the engine's default_max_tokens."""
     temperature: float | None = None
-    """0 (greedy) to 100; None: generation_config's, else 1."""
+    """0 (greedy; so is anything below 1e-5) to 100; None: generation_config's, else 1."""
     top_k: int | None = None
     """0 or -1: off; None: generation_config's, else off."""
     top_p: float | None = None
@@ -60,7 +59,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         _integer("max_tokens", self.max_tokens, 1, None)
         _real("temperature", self.temperature, 0.0, 100.0)
-        _integer("top_k", self.top_k, -1, None)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
         _real("top_p", self.top_p, 0.0, 1.0)
         _integer("seed", self.seed, 0, 2**64 - 1)
         if self.min_tokens is None:
@@ -109,22 +108,27 @@ class SamplingParams:
         check_token_ids("stop_token_ids", self.stop_token_ids, limits.vocab_size)
 
 
-def validate_prompt(prompt_token_ids: list[int], limits: Limits) -> None:
-    """Refuse a prompt that is empty, has unknown ids, or leaves no room for one output token."""
+def validate_prompt(
+    prompt_token_ids: list[int], limits: Limits, name: str = "prompt_token_ids"
+) -> None:
+    """Refuse a prompt that is empty, has unknown ids, or leaves no room for one output token.
+
+    ``name`` is the field that the user sent.
+    """
     if not prompt_token_ids:
-        raise ValueError("prompt_token_ids is empty: a prompt needs at least one token")
+        raise ValueError(f"{name} is empty: a prompt needs at least one token")
     length = len(prompt_token_ids)
     if length + 1 > limits.max_model_len:
         raise ValueError(
-            f"the prompt has {length} tokens and needs room for at least one more, "
+            f"{name} has {length} tokens and needs room for at least one more, "
             f"but max_model_len is {limits.max_model_len}"
         )
     if limits.pool_tokens is not None and length + 1 > limits.pool_tokens:
         raise ValueError(
-            f"the prompt has {length} tokens and needs room for at least one more, "
+            f"{name} has {length} tokens and needs room for at least one more, "
             f"but the KV cache holds {limits.pool_tokens} (num_blocks x block_size)"
         )
-    check_token_ids("prompt_token_ids", prompt_token_ids, limits.vocab_size)
+    check_token_ids(name, prompt_token_ids, limits.vocab_size)
 
 
 def check_token_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> None:
@@ -148,7 +152,7 @@ def _real(name: str, value: Any, least: float, most: float) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value) or not least <= value <= most:
+    if not least <= value <= most:  # NaN compares false
         raise ValueError(f"{name} must be between {least:g} and {most:g}, got {value}")
 
 

@@ -1,0 +1,29 @@
+"""The ops that the engine runs, one public function each, dispatched by the tensor's device.
+
+Owns numerics only: no op knows requests, schedules or models. Every op has a plain torch twin of
+the same signature in ``reference``, which is the truth for all implementations. ``cpu`` holds what
+a CPU runs where the reference would be slow. Called by ``pagestream.layers``, ``pagestream.runner``
+and ``pagestream.sampling``.
+"""
+
+from pagestream_kernels.input_prep import PreparedInputs, prepare_inputs
+from pagestream_kernels.paged_attention import AttentionMetadata, paged_attention, plan_attention
+from pagestream_kernels.rms_norm import fused_add_rms_norm, rms_norm
+from pagestream_kernels.rope_kv_write import rope_kv_write, rope_table
+from pagestream_kernels.sampling import filter_top_k_top_p, gumbel_argmax
+from pagestream_kernels.silu_and_mul import silu_and_mul
+
+__all__ = [
+    "AttentionMetadata",
+    "PreparedInputs",
+    "filter_top_k_top_p",
+    "fused_add_rms_norm",
+    "gumbel_argmax",
+    "paged_attention",
+    "plan_attention",
+    "prepare_inputs",
+    "rms_norm",
+    "rope_kv_write",
+    "rope_table",
+    "silu_and_mul",
+]

@@ -1,0 +1,1 @@
+"""Who owns which KV-cache blocks. Pure Python: no tensors."""

@@ -1,0 +1,1 @@
+"""The building blocks of the models, over the ops of pagestream_kernels."""

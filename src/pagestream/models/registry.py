@@ -1,0 +1,37 @@
+"""Which class runs which architecture, and the one way to load it.
+
+A family is one file here plus one row in ``_MODELS``. Called by the runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from pagestream.config import ModelConfig
+from pagestream.models.llama import LlamaForCausalLM
+from pagestream.models.weights import load_weights
+
+_MODELS = {"LlamaForCausalLM": LlamaForCausalLM}
+
+
+def load_model(
+    config: ModelConfig,
+    directory: Path,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None = None,
+) -> LlamaForCausalLM:
+    """Build the model and fill its weights. ValueError for an unknown architecture or a checkpoint
+    that does not fit."""
+    if config.architecture not in _MODELS:
+        raise ValueError(
+            f"architecture {config.architecture!r} is not supported; "
+            f"supported: {', '.join(sorted(_MODELS))}"
+        )
+    model = _MODELS[config.architecture](config, max_model_len, dtype, device)
+    load_weights(directory, model.targets(), model.ignored, progress)
+    return model

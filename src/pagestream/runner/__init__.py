@@ -1,0 +1,1 @@
+"""Executes a SchedulerOutput on a device and returns its tokens."""

@@ -1,0 +1,1 @@
+"""What runs in the next step. Pure Python: no tensors."""

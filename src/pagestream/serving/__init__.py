@@ -1,0 +1,1 @@
+"""The engine and the text path inside tritonserver's Python backend."""

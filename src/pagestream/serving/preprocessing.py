@@ -1,0 +1,106 @@
+"""Preprocessor: a client's request in any convention -> token ids and parameters for the engine.
+
+Owns the meaning of what clients send: which prompt, which defaults, what is refused. It mints the
+request_key and stamps the arrival. It never sees pb_utils (PreprocessingModel does) or the engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagestream.config import EngineConfig, ModelConfig
+from pagestream.sampling_params import Limits, SamplingParams, validate_prompt
+from pagestream.serving.options import parse_messages, parse_options, stop_strings
+from pagestream.text.tokenizer import Tokenizer
+
+_PROMPT_FIELDS = ("text_input", "vllm_text_input", "messages", "prompt_token_ids")
+_SAMPLING_FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """The four tensors from preprocessing to the engine; both params are JSON."""
+
+    request_key: str
+    prompt_token_ids: list[int]
+    sampling_params: str
+    text_params: str
+
+
+class Preprocessor:
+    def __init__(self, config: EngineConfig, directory: Path, max_model_len: int) -> None:
+        model_config = ModelConfig.from_hf(directory)
+        self._tokenizer = Tokenizer(directory)
+        self._limits = Limits(model_config.vocab_size, max_model_len)
+
+    def prepare(self, inputs: dict[str, Any], parameters: dict[str, Any]) -> PreparedRequest:
+        """``inputs`` by tensor name, ``parameters`` of the request. ValueError names the field."""
+        arrival_time_ns = time.monotonic_ns()
+        given = [name for name in _PROMPT_FIELDS if name in inputs]
+        if len(given) != 1:
+            names = ", ".join("text_input" if n == "vllm_text_input" else n for n in given)
+            raise ValueError(
+                f"exactly one of text_input, messages and prompt_token_ids is required, "
+                f"got {names or 'none'}"
+            )
+        convention = {"vllm_text_input": "vllm", "messages": "chat"}.get(given[0], "ensemble")
+        options = parse_options(inputs, parameters)
+        stream = options.pop("stream", False)
+        stop = stop_strings(options)
+        sampling = {name: options.pop(name) for name in _SAMPLING_FIELDS & options.keys()}
+        stop_token_ids = list(sampling.get("stop_token_ids", ()))
+        special = (self._tokenizer.special_token_id(text) for text in stop)
+        stop_token_ids += [token_id for token_id in special if token_id is not None]
+        sampling["stop_token_ids"] = stop_token_ids
+        params = SamplingParams.from_dict(sampling)
+        params.validate(self._limits)
+        prompt_token_ids = self._encode(given[0], inputs[given[0]])
+        text_params = {
+            "convention": convention,
+            "stream": stream,
+            "stop": stop,
+            "min_tokens": params.min_tokens,
+            "prompt_tail": self._tokenizer.prompt_tail(prompt_token_ids),
+            "num_input_tokens": len(prompt_token_ids),
+            **options,
+        }
+        engine_params = {
+            **params.to_dict(),
+            "stream": stream,
+            "arrival_time_ns": arrival_time_ns,
+        }
+        return PreparedRequest(
+            request_key=secrets.token_hex(16),
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=json.dumps(engine_params),
+            text_params=json.dumps(text_params),
+        )
+
+    def _encode(self, field: str, value: Any) -> list[int]:
+        if field == "prompt_token_ids":
+            validate_prompt(value, self._limits)
+            return list(value)
+        name = "text_input" if field == "vllm_text_input" else field
+        self._check_size(name, value)
+        if field == "messages":
+            ids = self._tokenizer.encode_chat(parse_messages(value))
+        else:
+            ids = self._tokenizer.encode(value)
+        validate_prompt(ids, self._limits, name)
+        return ids
+
+    def _check_size(self, name: str, text: str) -> None:
+        """Refuse by bytes before the cost of tokenizing what cannot fit."""
+        size = len(text.encode("utf-8", errors="replace"))
+        most = self._limits.max_model_len * self._tokenizer.max_bytes_per_token
+        if size > most:
+            raise ValueError(
+                f"{name} has {size} bytes, more than {most} bytes, the longest text that could fit "
+                f"max_model_len which is {self._limits.max_model_len} tokens"
+            )

@@ -1,0 +1,140 @@
+"""The one table of tensor names, and the passage between pb_utils tensors and Python values.
+
+The only file that knows how values lie in tensors. Every name here is also the JSON key, the field
+and the variable everywhere else; the config.pbtxt files agree with it (tested). Used by the three
+models' bodies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """``many``: a list of values (dims [-1]) rather than one (dims [1])."""
+
+    datatype: str
+    many: bool = False
+
+
+PROMPTS = {
+    "text_input": Spec("STRING"),
+    "vllm_text_input": Spec("STRING"),
+    "messages": Spec("STRING"),
+    "prompt_token_ids": Spec("INT32", many=True),
+}
+OPTIONS = {
+    "max_tokens": Spec("INT32"),
+    "stream": Spec("BOOL"),
+    "temperature": Spec("FP32"),
+    "top_k": Spec("INT32"),
+    "top_p": Spec("FP32"),
+    "seed": Spec("UINT64"),
+    "min_tokens": Spec("INT32"),
+    "ignore_eos": Spec("BOOL"),
+    "skip_special_tokens": Spec("BOOL"),
+    "stop_words": Spec("STRING", many=True),
+    "return_token_ids": Spec("BOOL"),
+}
+PREPROCESSING_INPUTS = {**PROMPTS, **OPTIONS, "sampling_parameters": Spec("STRING")}
+ENGINE_INPUTS = {
+    "request_key": Spec("STRING"),
+    "prompt_token_ids": Spec("INT32", many=True),
+    "sampling_params": Spec("STRING"),
+    "text_params": Spec("STRING"),
+    "control": Spec("STRING"),
+}
+PREPROCESSING_OUTPUTS = {name: spec for name, spec in ENGINE_INPUTS.items() if name != "control"}
+CHUNK = {
+    "request_key": Spec("STRING"),
+    "index": Spec("INT32"),
+    "token_ids": Spec("INT32", many=True),
+    "finish_reason": Spec("STRING"),
+    "stop_reason": Spec("STRING"),
+    "error": Spec("STRING"),
+    "text_params": Spec("STRING"),
+}
+ENGINE_OUTPUTS = {**CHUNK, "stats": Spec("STRING")}
+_ANSWER = {
+    "text_output": Spec("STRING"),
+    "finish_reason": Spec("STRING"),
+    "output_token_ids": Spec("INT32", many=True),
+}
+ANSWERS = {
+    "postprocessing": {
+        **_ANSWER,
+        "num_input_tokens": Spec("UINT32"),
+        "num_output_tokens": Spec("UINT32"),
+    },
+    "postprocessing_batched": {
+        **_ANSWER,
+        "num_input_tokens": Spec("INT32"),
+        "num_output_tokens": Spec("INT32"),
+    },
+}
+
+_NUMPY = {
+    "INT32": np.int32,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "FP32": np.float32,
+    "BOOL": np.bool_,
+    "STRING": np.object_,
+}
+
+
+def read_inputs(request: Any, specs: dict[str, Spec]) -> dict[str, Any]:
+    """The inputs that were sent, as Python values. ValueError names the field that is wrong."""
+    values = {}
+    for name, spec in specs.items():
+        tensor = pb_utils.get_input_tensor_by_name(request, name)
+        if tensor is not None:
+            values[name] = _read(name, tensor.as_numpy(), spec)
+    return values
+
+
+def write_outputs(values: dict[str, Any], specs: dict[str, Spec]) -> Any:
+    """An InferenceResponse with one tensor per value that is not None."""
+    return pb_utils.InferenceResponse(
+        [_write(name, value, specs[name]) for name, value in values.items() if value is not None]
+    )
+
+
+def write_inputs(values: dict[str, Any], specs: dict[str, Spec]) -> list[Any]:
+    return [_write(name, value, specs[name]) for name, value in values.items()]
+
+
+def error_response(message: str) -> Any:
+    error = pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
+    return pb_utils.InferenceResponse(error=error)
+
+
+def _read(name: str, array: np.ndarray[Any, Any], spec: Spec) -> Any:
+    flat = array.reshape(-1).tolist()
+    if spec.datatype == "STRING":
+        flat = [_text(name, item) for item in flat]
+    if spec.many:
+        return flat
+    if len(flat) != 1:
+        raise ValueError(f"{name} must hold one value, got {len(flat)}")
+    return flat[0]
+
+
+def _text(name: str, item: Any) -> str:
+    try:
+        return item.decode("utf-8") if isinstance(item, bytes) else str(item)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not valid UTF-8 at byte {error.start}") from None
+
+
+def _write(name: str, value: Any, spec: Spec) -> Any:
+    items = value if spec.many else [value]
+    if spec.datatype == "STRING":
+        # Lone surrogates cannot be encoded, and a client must never get invalid UTF-8.
+        items = [item.encode("utf-8", errors="replace") for item in items]
+    return pb_utils.Tensor(name, np.array(items, dtype=_NUMPY[spec.datatype]))

@@ -1,0 +1,70 @@
+"""Tokenizer: text to ids by transformers' own code, and each id's bytes for the stream decoder.
+
+Loads from a local directory only: no network, no remote code. Knows no requests and no tensors.
+Used by preprocessing, postprocessing and LLM.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from pagestream.text.token_bytes import TokenBytes, read_token_bytes
+
+_TAIL_TOKENS = 8
+_TAIL_LIMIT = 64
+
+
+class Tokenizer:
+    """Raises FileNotFoundError or ValueError for a directory without a usable fast tokenizer."""
+
+    def __init__(self, directory: Path) -> None:
+        if not (directory / "tokenizer.json").is_file():
+            raise FileNotFoundError(f"no tokenizer.json in {directory}: a fast tokenizer is needed")
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
+        self.token_bytes: TokenBytes = read_token_bytes(directory / "tokenizer.json")
+        # A longer text cannot fit n tokens, so it can be refused before it is tokenized.
+        self.max_bytes_per_token = self.token_bytes.longest
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt's ids, with the special tokens that transformers adds."""
+        return list(self._tokenizer(text)["input_ids"])
+
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Render the chat template and tokenize it without adding further special tokens.
+
+        Raises ValueError carrying the template's own words when it refuses the messages.
+        """
+        return list(self._tokenizer(self.render_chat(messages), add_special_tokens=False).input_ids)
+
+    def render_chat(self, messages: list[dict[str, Any]]) -> str:
+        if not self._tokenizer.chat_template:
+            raise ValueError("messages: this model has no chat template; send text_input")
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except Exception as error:  # jinja raises whatever the template's expressions raise
+            raise ValueError(f"messages: the chat template refused them: {error}") from error
+
+    def special_token_id(self, text: str) -> int | None:
+        """The id of a text that is one special token, else None."""
+        token_id = self._tokenizer.get_added_vocab().get(text)
+        return token_id if token_id in self.token_bytes.special_ids else None
+
+    def prompt_tail(self, prompt_token_ids: list[int]) -> list[int]:
+        """The last ids of a prompt, enough to decode its continuation correctly.
+
+        At least 8, extended back (to at most 64) to an id that begins a character.
+        """
+        start = max(0, len(prompt_token_ids) - _TAIL_TOKENS)
+        least = max(0, len(prompt_token_ids) - _TAIL_LIMIT)
+        while start > least and not self.token_bytes.begins_character(prompt_token_ids[start]):
+            start -= 1
+        return prompt_token_ids[start:]
