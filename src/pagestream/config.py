@@ -98,7 +98,7 @@ _MINIMUM = {
     "num_blocks": 1,
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
-    "max_num_waiting": 0,
+    "max_num_waiting": 1,
     "default_max_tokens": 1,
     "num_threads": 1,
     "stream_interval_ms": 0,

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_STOP_TOKEN_IDS = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 1024
+TEXT_FIELDS = frozenset({"stop", "include_stop_str_in_output", "skip_special_tokens"})
+"""Fields about text: they concern whoever decodes, not the engine."""
 MAX_TOKENS_FLOOR = 4096
 """Client frameworks send max_tokens of a few thousand by default, so no smaller limit refuses."""
 
@@ -54,6 +58,13 @@ class SamplingParams:
     """Ids that end the request beside the model's end-of-sequence ids."""
     ignore_eos: bool = False
     """Go on after an end-of-sequence id (stop_token_ids still stop)."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the request, at most 64 of 1024 characters; a single string is one of them,
+    and empty ones are none."""
+    include_stop_str_in_output: bool = False
+    """Whether the answer's text ends with the stop string or stop token, or before it."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
@@ -65,8 +76,10 @@ class SamplingParams:
         if self.min_tokens is None:
             raise ValueError("min_tokens must be an integer, got None")
         _integer("min_tokens", self.min_tokens, 0, None)
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos must be true or false, got {self.ignore_eos!r}")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens is {self.min_tokens}, above max_tokens which is {self.max_tokens}"
@@ -90,9 +103,10 @@ class SamplingParams:
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
         }
-        if "stop_token_ids" in values:
-            values["stop_token_ids"] = list(values["stop_token_ids"])
-        return values
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
 
     def validate(self, limits: Limits) -> None:
         if self.max_tokens is not None and self.max_tokens > limits.max_tokens:
@@ -165,3 +179,17 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
         if isinstance(item, bool) or not isinstance(item, int):
             raise ValueError(f"{name} must hold integers, got {item!r}")
     return tuple(value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    value = [value] if isinstance(value, str) else value
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"{name} must be a string or a list of strings, got {value!r}")
+    if len(value) > MAX_STOP_STRINGS:
+        raise ValueError(f"{name} has {len(value)} strings, above the limit {MAX_STOP_STRINGS}")
+    longest = max(map(len, value), default=0)
+    if longest > MAX_STOP_STRING_CHARS:
+        raise ValueError(
+            f"{name} has a string of {longest} characters, above the limit {MAX_STOP_STRING_CHARS}"
+        )
+    return tuple(item for item in value if item)

@@ -99,6 +99,12 @@ class LLMEngine:
         scheduler = self._scheduler
         return bool(scheduler.num_running or scheduler.num_waiting or self._ended)
 
+    def has_room(self) -> bool:
+        """Whether a further request would soon run, rather than only wait in the queue."""
+        return self._scheduler.num_waiting < min(
+            self.config.max_num_seqs, self.config.max_num_waiting
+        )
+
     def step(self) -> list[RequestOutput]:
         """Run one step and return what it added, per request."""
         outputs, self._ended = self._ended, []

@@ -32,7 +32,7 @@ class Attention:
         metadata: AttentionMetadata,
         kv_cache: torch.Tensor,  # [2, num_blocks, block_size, num_kv_heads, head_dim]
     ) -> torch.Tensor:
-        heads = self.qkv(x).unflatten(-1, (-1, self._head_dim))
+        heads = self.qkv(x).view(len(x), -1, self._head_dim)
         q, k, v = torch.split(heads, self._head_counts, dim=1)  # [num_tokens, heads, head_dim]
         k_cache, v_cache = kv_cache
         q = rope_kv_write(q, k, v, rope, positions, k_cache, v_cache, slot_mapping)

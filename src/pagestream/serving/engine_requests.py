@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from pagestream.sampling_params import Limits, SamplingParams, validate_prompt
+from pagestream.sampling_params import TEXT_FIELDS, Limits, SamplingParams, validate_prompt
 from pagestream.serving.options import parse_object
 
 _COMMANDS = ("stop", "drain", "stats")
@@ -59,6 +59,12 @@ def parse_request(inputs: dict[str, Any], limits: Limits) -> Submission | Contro
         raise ValueError(f"arrival_time_ns must be an integer, got {arrival_time_ns!r}")
     if not 0 <= arrival_time_ns <= now:
         raise ValueError(f"arrival_time_ns must be between 0 and {now}, got {arrival_time_ns}")
+    text_fields = sorted(TEXT_FIELDS & values.keys())
+    if text_fields:
+        raise ValueError(
+            f"sampling_params.{text_fields[0]} is about text, and the engine model answers with "
+            f"token ids only; send the request to an ensemble"
+        )
     params = SamplingParams.from_dict(values)
     params.validate(limits)
     request_key = inputs.get("request_key") or secrets.token_hex(16)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-MAX_STOP_STRINGS = 64
-MAX_STOP_STRING_CHARS = 1024
-
 _BOOLS = frozenset({"stream", "ignore_eos", "skip_special_tokens", "return_token_ids"}) | {
     "include_stop_str_in_output"
 }
 _INTEGERS = frozenset({"max_tokens", "top_k", "seed", "min_tokens"})
 _REALS = frozenset({"temperature", "top_p"})
 _LISTS = frozenset({"stop_token_ids", "stop", "stop_words"})
+_RENAMED = {"stop_words": "stop"}
 _KNOWN = _BOOLS | _INTEGERS | _REALS | _LISTS
 
 
@@ -37,29 +35,11 @@ def parse_options(inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[st
                 raise ValueError(
                     f"unknown field {name!r} in {source}; known: {', '.join(sorted(_KNOWN))}"
                 )
-            if name in options:
+            field = _RENAMED.get(name, name)
+            if field in options:
                 raise ValueError(f"{name} is given twice")
-            options[name] = _coerce(name, value)
+            options[field] = _coerce(name, value)
     return options
-
-
-def stop_strings(options: dict[str, Any]) -> list[str]:
-    """Take ``stop`` and ``stop_words`` out of the options; empty strings mean none."""
-    strings: list[str] = []
-    for name in ("stop", "stop_words"):
-        value = options.pop(name, [])
-        value = [value] if isinstance(value, str) else value
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ValueError(f"{name} must be a string or a list of strings")
-        strings += [item for item in value if item]
-    if len(strings) > MAX_STOP_STRINGS:
-        raise ValueError(f"stop has {len(strings)} strings, above the limit {MAX_STOP_STRINGS}")
-    longest = max(map(len, strings), default=0)
-    if longest > MAX_STOP_STRING_CHARS:
-        raise ValueError(
-            f"stop has a string of {longest} characters, above the limit {MAX_STOP_STRING_CHARS}"
-        )
-    return strings
 
 
 def parse_messages(text: str) -> list[dict[str, Any]]:

@@ -107,8 +107,8 @@ class Postprocessor:
                 self._token_bytes,
                 params["prompt_tail"],
                 stop=tuple(params["stop"]),
-                skip_special_tokens=params.get("skip_special_tokens", True),
-                include_stop_str_in_output=params.get("include_stop_str_in_output", False),
+                skip_special_tokens=params["skip_special_tokens"],
+                include_stop_str_in_output=params["include_stop_str_in_output"],
                 min_tokens=params["min_tokens"],
             )
         except Exception:
@@ -182,7 +182,7 @@ class Postprocessor:
                 "finish_reason": finish_reason or unfinished,
                 "num_input_tokens": params["num_input_tokens"],
                 "num_output_tokens": state.num_output_tokens,
-                "output_token_ids": state.token_ids if params.get("return_token_ids") else [],
+                "output_token_ids": state.token_ids if params["return_token_ids"] else [],
             }
         )
         state.text, state.token_ids, state.num_output_tokens = "", [], 0

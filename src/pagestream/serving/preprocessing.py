@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pagestream.config import EngineConfig, ModelConfig
-from pagestream.sampling_params import Limits, SamplingParams, validate_prompt
-from pagestream.serving.options import parse_messages, parse_options, stop_strings
+from pagestream.sampling_params import TEXT_FIELDS, Limits, SamplingParams, validate_prompt
+from pagestream.serving.options import parse_messages, parse_options
 from pagestream.text.tokenizer import Tokenizer
 
 _PROMPT_FIELDS = ("text_input", "vllm_text_input", "messages", "prompt_token_ids")
-_SAMPLING_FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +51,37 @@ class Preprocessor:
         convention = {"vllm_text_input": "vllm", "messages": "chat"}.get(given[0], "ensemble")
         options = parse_options(inputs, parameters)
         stream = options.pop("stream", False)
-        stop = stop_strings(options)
-        sampling = {name: options.pop(name) for name in _SAMPLING_FIELDS & options.keys()}
-        stop_token_ids = list(sampling.get("stop_token_ids", ()))
-        special = (self._tokenizer.special_token_id(text) for text in stop)
-        stop_token_ids += [token_id for token_id in special if token_id is not None]
-        sampling["stop_token_ids"] = stop_token_ids
-        params = SamplingParams.from_dict(sampling)
+        return_token_ids = options.pop("return_token_ids", False)
+        params = self._with_special_stops(SamplingParams.from_dict(options))
         params.validate(self._limits)
         prompt_token_ids = self._encode(given[0], inputs[given[0]])
         text_params = {
             "convention": convention,
             "stream": stream,
-            "stop": stop,
+            "return_token_ids": return_token_ids,
+            "stop": params.stop,
+            "include_stop_str_in_output": params.include_stop_str_in_output,
+            "skip_special_tokens": params.skip_special_tokens,
             "min_tokens": params.min_tokens,
             "prompt_tail": self._tokenizer.prompt_tail(prompt_token_ids),
             "num_input_tokens": len(prompt_token_ids),
-            **options,
         }
-        engine_params = {
-            **params.to_dict(),
-            "stream": stream,
-            "arrival_time_ns": arrival_time_ns,
+        sampling_params = {
+            name: value for name, value in params.to_dict().items() if name not in TEXT_FIELDS
         }
+        engine_params = {**sampling_params, "stream": stream, "arrival_time_ns": arrival_time_ns}
         return PreparedRequest(
             request_key=secrets.token_hex(16),
             prompt_token_ids=prompt_token_ids,
             sampling_params=json.dumps(engine_params),
             text_params=json.dumps(text_params),
         )
+
+    def _with_special_stops(self, params: SamplingParams) -> SamplingParams:
+        """A stop string that is one special token never appears in text that skips those."""
+        ids = [self._tokenizer.special_token_id(text) for text in params.stop]
+        special = tuple(token_id for token_id in ids if token_id is not None)
+        return dataclasses.replace(params, stop_token_ids=params.stop_token_ids + special)
 
     def _encode(self, field: str, value: Any) -> list[int]:
         if field == "prompt_token_ids":
