@@ -15,6 +15,9 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
+PREPROCESSING = "preprocessing"
+POSTPROCESSING = ("postprocessing", "postprocessing_batched")
+TEXT_MODELS = (PREPROCESSING, *POSTPROCESSING)
 PROBE_KEY = "drain-probe"
 DEAD_STUB = "is not healthy"
 

@@ -1,4 +1,4 @@
-"""Turns tritonserver's log into what an operator needs after a failed start: lines and advice.
+"""Turns tritonserver's log into what an operator needs after a failed start: cause and advice.
 
 Knows the log's format and the failures that people run into. Called by `pagestream serve`.
 """
@@ -9,11 +9,14 @@ import contextlib
 import re
 from pathlib import Path
 
-MOST_LINES = 20
+MOST_LINES = 12
+MOST_CHARACTERS = 400
 _READ_BYTES = 200_000
-_ERROR_LINE = re.compile(
-    r"^[EF]\d{4} |error|exception|traceback|terminate|signal \(", re.IGNORECASE
-)
+# A model that raised while loading: the message, then tritonserver's form of a traceback.
+_RAISED = re.compile(r'Failed to initialize Python stub: (.+?)(?:\\n|"$)', re.MULTILINE)
+_ERROR_LINE = re.compile(r"^[EF]\d{4} |^\w*(Error|Exception)\b|^Traceback|terminate|^Signal \(")
+# Printed by every start on a machine without a GPU.
+_NOISE = re.compile(r"CUDA driver version|CudaDriverHelper|NVML|DCGM")
 _ADVICE = (
     (
         r"No module named 'pagestream",
@@ -34,23 +37,26 @@ _ADVICE = (
 )
 
 
-def explain(log_file: Path) -> list[str]:
-    """The lines of the log that matter, then the advice for them if there is any."""
-    text = _tail(log_file)
-    lines = [line for line in text.splitlines() if line.strip() and line[0] not in "|+"]
-    marks = [number for number, line in enumerate(lines) if _ERROR_LINE.search(line)]
-    # The first error is the cause, what follows the consequences.
-    first = max(marks[0] - 1, 0) if marks else max(len(lines) - MOST_LINES, 0)
-    shown = lines[first : first + MOST_LINES]
+def explain(log_file: Path, start: int = 0) -> list[str]:
+    """What matters in the log from byte `start` on, then the advice for it if there is any."""
+    text = _read(log_file, start)
+    if raised := _RAISED.search(text):
+        shown = [raised[1]]
+    else:
+        lines = [line for line in text.splitlines() if line.strip() and not _NOISE.search(line)]
+        errors = [line for line in lines if _ERROR_LINE.search(line)]
+        # The first errors are the cause, what follows the consequences.
+        shown = errors[:MOST_LINES] or lines[-MOST_LINES:]
+    shown = [line[:MOST_CHARACTERS] for line in shown]
     for pattern, advice in _ADVICE:
-        if re.search(pattern, text, re.IGNORECASE):
+        if re.search(pattern, "\n".join(shown), re.IGNORECASE):
             return [*shown, f"What to do: {advice}"]
     return shown
 
 
-def _tail(log_file: Path) -> str:
+def _read(log_file: Path, start: int) -> str:
     with contextlib.suppress(OSError), log_file.open("rb") as log:
         log.seek(0, 2)
-        log.seek(max(0, log.tell() - _READ_BYTES))
+        log.seek(max(start, log.tell() - _READ_BYTES))
         return log.read().decode("utf-8", errors="replace")
     return ""

@@ -25,6 +25,7 @@ from pagestream.cli.ports import PortError, resolve_ports
 from pagestream.cli.process import TritonserverProcess
 from pagestream.cli.supervisor import ServerDownError, Supervisor, Timeouts
 from pagestream.cli.tritonserver import (
+    Installation,
     RunDirectory,
     ServerOptions,
     SetupError,
@@ -34,7 +35,7 @@ from pagestream.cli.tritonserver import (
     environment,
     find_installation,
 )
-from pagestream.config import ModelConfig
+from pagestream.config import EngineConfig, ModelConfig
 from pagestream.model_store import cache_directory, resolve_model
 
 KEPT_LOGS = 10
@@ -63,8 +64,8 @@ class ServeFlags:
     exit_timeout_secs: int
 
 
-def launch(flags: ServeFlags, engine_flags: Mapping[str, Any], console: Console) -> None:
-    """Serve until told to stop; raises LaunchError."""
+def launch(flags: ServeFlags, engine_flags: Mapping[str, Any], console: Console) -> int:
+    """Serve until told to stop; the exit status. Raises LaunchError."""
     try:
         check_numpy()
         installation = find_installation()
@@ -72,32 +73,51 @@ def launch(flags: ServeFlags, engine_flags: Mapping[str, Any], console: Console)
         config = dataclasses.replace(config, model=str(resolve_model(config.model)))
         ModelConfig.from_hf(config.model)
         options = _server_options(flags)
+        log_file = _new_log(flags.log_file)
         run = RunDirectory(installation)
     except (SetupError, LibpythonError, PortError, ValueError, OSError) as error:
         raise LaunchError(str(error)) from None
     try:
         check_stub(run)
         run.write_config(config)
-        log_file = _new_log(flags.log_file)
+        return _supervise(installation, run, options, config, flags, log_file, console)
+    except SetupError as error:
+        raise LaunchError(str(error)) from None
+    finally:
+        run.remove()
+
+
+def _supervise(
+    installation: Installation,
+    run: RunDirectory,
+    options: ServerOptions,
+    config: EngineConfig,
+    flags: ServeFlags,
+    log_file: Path,
+    console: Console,
+) -> int:
+    host = reachable_host(options.host)
+    announcer = _Announcer(options, host, config.model, run.config, log_file, flags.ready_file)
+    log_start = 0
+
+    def spawn() -> TritonserverProcess:
+        nonlocal log_start
+        log_start = log_file.stat().st_size if log_file.exists() else 0
         command = command_line(installation, run, options)
-        host = reachable_host(options.host)
-        server = _Announcer(options, host, config.model, run.config, log_file, flags.ready_file)
-        Supervisor(
-            lambda: TritonserverProcess(command, environment(run), log_file, run),
+        return TritonserverProcess(command, environment(run), log_file, run)
+
+    try:
+        return Supervisor(
+            spawn,
             Control(host, options.http_port, config.control_secret),
             console,
             Timeouts(flags.start_timeout_secs, flags.drain_timeout_secs, flags.exit_timeout_secs),
-            on_ready=server.ready,
-            on_down=server.down,
+            on_ready=announcer.ready,
+            on_down=announcer.down,
         ).run()
-    except SetupError as error:
-        raise LaunchError(str(error)) from None
     except ServerDownError as error:
-        lines = diagnosis.explain(log_file)
-        shown = "".join(f"\n  {line}" for line in lines)
-        raise LaunchError(f"{error}\nFrom {log_file}:{shown}") from None
-    finally:
-        run.remove()
+        lines = "".join(f"\n  {line}" for line in diagnosis.explain(log_file, log_start))
+        raise LaunchError(f"{error}\nFrom its log, {log_file}:{lines}") from None
 
 
 def _server_options(flags: ServeFlags) -> ServerOptions:

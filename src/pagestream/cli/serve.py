@@ -64,7 +64,8 @@ def serve(
     )
     console = Console(stderr=True)
     try:
-        launch(flags, engine_flags, console)
+        status = launch(flags, engine_flags, console)
     except LaunchError as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
+    raise typer.Exit(status)

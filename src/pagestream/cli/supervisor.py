@@ -17,20 +17,16 @@ from types import FrameType
 
 from rich.console import Console
 
-from pagestream.cli.control import Control, ControlError, DeadModelError, EngineStats
+from pagestream.cli.control import TEXT_MODELS, Control, ControlError, DeadModelError
+from pagestream.cli.drain import Drain
 from pagestream.cli.process import TritonserverProcess
 from pagestream.cli.progress import Phase
-from pagestream.cli.server_process import ServerProcess, StartError, start_server
-
-__all__ = ["ServerProcess", "StartError", "Supervisor", "start_server"]
 
 WATCH_INTERVAL_SECS = 3.0
 PROBE_TIMEOUT_SECS = 10.0
 FAILURES_BEFORE_RESTART = 3
-STUCK_STEP_SECS = 120.0
+STUCK_STEP_SECS = 300.0
 MAX_RESTARTS, RESTART_WINDOW_SECS = 3, 600.0
-QUEUE_MODELS = ("postprocessing", "postprocessing_batched")
-PROBED_MODELS = ("preprocessing", *QUEUE_MODELS)
 
 
 class StopRequested(BaseException):
@@ -46,6 +42,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.count = 0
+        self.last = signal.SIGTERM
         self._event = threading.Event()
         self._raise_at: int | None = None
 
@@ -55,6 +52,7 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+        self.last = signal.Signals(number)
         self._event.set()
         if self._raise_at is not None and self.count >= self._raise_at:
             self._raise_at = None
@@ -124,15 +122,18 @@ class Supervisor:
         self._restarts = RestartBudget(MAX_RESTARTS, RESTART_WINDOW_SECS)
         self._process: TritonserverProcess | None = None
 
-    def run(self) -> None:
-        """Returns after an orderly stop; raises ServerDownError otherwise."""
+    def run(self) -> int:
+        """The exit status: 0 after an orderly stop. Raises ServerDownError."""
         self._signals.install()
         try:
             self._start()
             self._watch()
             self._stop()
+            return 0
         except StopRequested:
             self._say("Stopping at once")
+            # As a shell reports a program that the signal ended.
+            return 128 + self._signals.last
         finally:
             self._on_down()
             if self._process:
@@ -223,7 +224,7 @@ class Supervisor:
                 f"the engine has made no step for {stats.last_step_age_s:.0f} s "
                 f"with {stats.num_running} requests running"
             )
-        for model in PROBED_MODELS:
+        for model in TEXT_MODELS:
             self._control.passed_through(model, PROBE_TIMEOUT_SECS)
 
     def _restart(self, reason: str) -> None:
@@ -247,47 +248,16 @@ class Supervisor:
         process = self._running()
         with self._signals.raising_at(2):
             if process.exit_status() is None and self._timeouts.drain > 0:
-                self._drain(process)
+                Drain(self._control, process.exit_status, self._timeouts.drain).run(self._console)
             with Phase(self._console, "Stopping tritonserver"):
                 # It waits for its own exit timeout first, and needs a moment to say so.
                 ended = process.stop(self._timeouts.exit + 5.0)
         if not ended:
             self._say("warning: tritonserver did not stop in good order and was killed")
 
-    def _drain(self, process: TritonserverProcess) -> None:
-        deadline = time.monotonic() + self._timeouts.drain
-        try:
-            self._control.drain(PROBE_TIMEOUT_SECS)
-            with Phase(self._console, "Draining (Ctrl-C again: stop at once)") as phase:
-                while (stats := self._control.stats(PROBE_TIMEOUT_SECS)).num_open_requests:
-                    if time.monotonic() > deadline:
-                        self._say(_undrained(stats, self._timeouts.drain))
-                        return
-                    phase.update(f"{stats.num_open_requests} requests open")
-                    time.sleep(0.1)
-                self._drain_queues()
-        except ControlError as error:
-            if process.exit_status() is None:
-                self._say(f"warning: could not drain: {error}")
-
-    def _drain_queues(self) -> None:
-        """The engine is done; what it sent may still be queued for text. Queues are first-in
-        first-out, so an answer to a probe means that all before it has been handled."""
-        for pause in (0.1, 0.2):
-            for model in QUEUE_MODELS:
-                self._control.passed_through(model, PROBE_TIMEOUT_SECS)
-            time.sleep(pause)
-
     def _running(self) -> TritonserverProcess:
         assert self._process is not None
         return self._process
-
-
-def _undrained(stats: EngineStats, limit: float) -> str:
-    return (
-        f"warning: {stats.num_open_requests} requests are still open after {limit:.0f} s and will "
-        "be cut off: allow more with --drain-timeout-secs"
-    )
 
 
 def _status_text(status: int) -> str:
