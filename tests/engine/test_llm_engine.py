@@ -1,0 +1,191 @@
+"""The engine on a tiny random model: token for token what a naive full recompute gives."""
+
+import random
+
+import pytest
+import torch
+
+from pagestream.config import EngineConfig
+from pagestream.engine.llm_engine import LLMEngine
+from pagestream.sampling_params import SamplingParams
+
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    generator = random.Random(1)
+    lengths = [1, 2, 15, 16, 17, 40, 63, 64, 65, 100]
+    return [[generator.randrange(3, 256) for _ in range(length)] for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def naive(tiny_model, prompts):
+    """Greedy continuations by transformers, recomputing everything for every token."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    answers, gaps = [], []
+    with torch.inference_mode():
+        for prompt in prompts:
+            ids = list(prompt)
+            for _ in range(NUM_TOKENS):
+                best = model(torch.tensor([ids])).logits[0, -1].topk(2)
+                gaps.append((best.values[0] - best.values[1]).item())
+                ids.append(int(best.indices[0]))
+            answers.append(ids[len(prompt) :])
+    assert sorted(gaps)[len(gaps) // 2] > 1, "the model is too undecided to compare by token"
+    assert min(gaps) > 1e-4, "a greedy tie: pick another seed for the model"
+    return answers
+
+
+def run(engine, prompts, params=None, order=None, arrivals=None):
+    """Answers by prompt; ``arrivals``: the step before which each prompt is added."""
+    params = params or SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    order = list(order or range(len(prompts)))
+    arrivals = dict(zip(order, arrivals or [0] * len(order), strict=True))
+    answers, finished, step = {index: [] for index in order}, [], 0
+    while arrivals or engine.has_unfinished_requests():
+        for index in [index for index, when in arrivals.items() if when <= step]:
+            engine.add_request(str(index), prompts[index], params)
+            del arrivals[index]
+        for output in engine.step():
+            answers[int(output.request_id)] += output.token_ids
+            finished += [output.request_id] if output.finish_reason is not None else []
+        step += 1
+    assert sorted(map(int, finished)) == sorted(order)
+    assert engine.stats.kv_blocks_free == engine.stats.kv_blocks_total
+    return [answers[index] for index in range(len(prompts))]
+
+
+def make_engine(tiny_model, **options):
+    values = {"num_blocks": 200, "block_size": 16, "max_num_batched_tokens": 64, "num_threads": 1}
+    return LLMEngine(EngineConfig(str(tiny_model), **{**values, **options}))
+
+
+@pytest.mark.parametrize("budget", [1, 7, 16, 64, 512])
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_any_budget_and_block_size(tiny_model, prompts, naive, budget, block_size):
+    engine = make_engine(tiny_model, max_num_batched_tokens=budget, block_size=block_size)
+    assert run(engine, prompts) == naive
+
+
+@pytest.mark.parametrize("budget", [5, 64])
+def test_preemption_changes_no_token(tiny_model, prompts, naive, budget):
+    engine = make_engine(tiny_model, num_blocks=12, max_num_batched_tokens=budget)
+    assert run(engine, prompts) == naive
+    assert engine.stats.preemptions_total > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_and_time_of_arrival(tiny_model, prompts, naive, seed):
+    generator = random.Random(seed)
+    order = generator.sample(range(len(prompts)), len(prompts))
+    arrivals = sorted(generator.randrange(60) for _ in prompts)
+    engine = make_engine(tiny_model, max_num_seqs=4, num_blocks=20)
+    assert run(engine, prompts, order=order, arrivals=arrivals) == naive
+
+
+def test_alone_equals_together(tiny_model, prompts, naive):
+    engine = make_engine(tiny_model)
+    for prompt, answer in zip(prompts, naive, strict=True):
+        assert run(engine, [prompt]) == [answer]
+
+
+SEEDED = SamplingParams(temperature=1.5, top_k=40, top_p=0.95, seed=77, max_tokens=NUM_TOKENS)
+
+
+def test_seeded_draws_do_not_depend_on_company_or_preemption(tiny_model, prompts):
+    alone = [run(make_engine(tiny_model), [prompt], SEEDED)[0] for prompt in prompts[:4]]
+    together = run(make_engine(tiny_model), prompts, SEEDED)
+    squeezed_engine = make_engine(tiny_model, num_blocks=12)
+    squeezed = run(squeezed_engine, prompts, SEEDED)
+    assert squeezed_engine.stats.preemptions_total > 0
+    assert together[:4] == alone
+    assert squeezed == together
+
+
+def test_without_a_seed_answers_differ(tiny_model, prompts):
+    engine = make_engine(tiny_model)
+    params = SamplingParams(temperature=5.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    answers = run(engine, [prompts[5]] * 5, params)
+    assert len({tuple(answer) for answer in answers}) == 5
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"top_p": 0.0}, {"top_k": 1}, {"temperature": 1e-6}]
+)
+def test_every_spelling_of_greedy(tiny_model, prompts, naive, params):
+    engine = make_engine(tiny_model)
+    greedy = SamplingParams(**params, max_tokens=NUM_TOKENS, ignore_eos=True)
+    assert run(engine, prompts, greedy) == naive
+
+
+def test_stop_token_ends_where_the_naive_answer_has_it(tiny_model, prompts, naive):
+    stop = naive[3][5]
+    first = naive[3].index(stop)
+    params = SamplingParams(
+        temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=[stop]
+    )
+    assert run(make_engine(tiny_model), [prompts[3]], params) == [naive[3][: first + 1]]
+
+
+def test_min_tokens_masks_the_stop_token(tiny_model, prompts, naive):
+    stop = naive[3][0]
+    params = SamplingParams(
+        temperature=0, max_tokens=10, ignore_eos=True, stop_token_ids=[stop], min_tokens=4
+    )
+    answer = run(make_engine(tiny_model), [prompts[3]], params)[0]
+    assert stop not in answer[:4]
+    assert len(answer) > 4
+
+
+def test_ends_at_max_model_len_with_length(tiny_model, prompts):
+    engine = make_engine(tiny_model, max_model_len=110)
+    engine.add_request("a", prompts[-1], SamplingParams(temperature=0, ignore_eos=True))
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    assert sum(len(output.token_ids) for output in outputs) == 10
+    assert str(outputs[-1].finish_reason) == "length"
+
+
+def test_pool_smaller_than_max_model_len_still_ends(tiny_model, prompts):
+    engine = make_engine(tiny_model, num_blocks=4)
+    engine.add_request("a", prompts[5], SamplingParams(temperature=0, ignore_eos=True))
+    count = 0
+    while engine.has_unfinished_requests():
+        count += sum(len(output.token_ids) for output in engine.step())
+    assert count == 64 - 40
+    with pytest.raises(ValueError, match="KV cache holds 64"):
+        engine.add_request("b", prompts[7], SamplingParams())
+
+
+def test_abort_in_flight_reports_once_and_frees(tiny_model, prompts):
+    engine = make_engine(tiny_model)
+    engine.add_request("a", prompts[2], SamplingParams(ignore_eos=True))
+    engine.step()
+    engine.abort_request("a")
+    engine.abort_request("a")
+    outputs = engine.step()
+    assert [str(output.finish_reason) for output in outputs] == ["abort"]
+    assert not engine.has_unfinished_requests()
+    assert engine.stats.kv_blocks_free == engine.stats.kv_blocks_total
+    assert engine.stats.cancelled_total == 1
+
+
+def test_warm_up_leaves_no_trace(tiny_model, prompts, naive):
+    engine = make_engine(tiny_model)
+    engine.warm_up()
+    assert engine.stats.generated_tokens_total == 0
+    assert run(engine, prompts) == naive
+
+
+def test_batches_are_counted(tiny_model, prompts):
+    engine = make_engine(tiny_model, max_num_batched_tokens=512)
+    for index, prompt in enumerate(prompts):
+        engine.add_request(str(index), prompt, SamplingParams(max_tokens=3, ignore_eos=True))
+    engine.step()
+    assert engine.stats.step_batch_size == len(prompts)
+    assert engine.stats.requests_running == len(prompts)
+    assert engine.stats.generated_tokens_total == len(prompts)

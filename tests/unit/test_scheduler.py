@@ -1,0 +1,176 @@
+"""The scheduler alone: budget, chunks, order, preemption, ends."""
+
+import pickle
+
+import pytest
+from scheduling import Bench, make_request
+
+from pagestream.request import RequestStatus
+from pagestream.sampling_params import SamplingParams
+from pagestream.scheduler.scheduler import QueueFullError
+
+
+def shares(output):
+    return {s.request_id: s.num_scheduled_tokens for s in output.scheduled}
+
+
+def test_long_prompt_runs_in_chunks_of_the_budget():
+    bench = Bench(max_num_batched_tokens=16)
+    bench.scheduler.add_request(make_request("a", 40, max_tokens=1))
+    steps = [bench.step() for _ in range(3)]
+    assert [shares(step)["a"] for step in steps] == [16, 16, 8]
+    assert [step.scheduled[0].num_logits for step in steps] == [0, 0, 1]
+    assert bench.finish_reasons("a") == ["length"]
+
+
+def test_decodes_run_before_new_prompts_and_share_the_budget():
+    bench = Bench(max_num_batched_tokens=16)
+    bench.scheduler.add_request(make_request("a", 4, max_tokens=10))
+    bench.step()
+    bench.scheduler.add_request(make_request("b", 40))
+    assert shares(bench.step()) == {"a": 1, "b": 15}
+
+
+def test_first_come_first_started():
+    bench = Bench(max_num_seqs=2)
+    for name in "abcd":
+        bench.scheduler.add_request(make_request(name, 10, max_tokens=2))
+    first = [new.request_id for step in bench.run() for new in step.new_requests]
+    assert first == list("abcd")
+
+
+def test_a_prompt_that_does_not_fit_now_holds_back_those_behind_it():
+    bench = Bench(num_blocks=4, block_size=16)
+    bench.scheduler.add_request(make_request("a", 40, max_tokens=5))
+    bench.step()
+    bench.scheduler.add_request(make_request("big", 30))
+    bench.scheduler.add_request(make_request("small", 2))
+    assert set(shares(bench.step())) == {"a"}
+    assert bench.scheduler.num_waiting == 2
+
+
+def test_preemption_takes_the_last_and_the_first_progresses():
+    bench = Bench(num_blocks=4, block_size=16, max_num_batched_tokens=200)
+    for name in "abc":
+        bench.scheduler.add_request(make_request(name, 16, max_tokens=30))
+    bench.run()
+    assert bench.scheduler.num_preemptions > 0
+    for name in "abc":
+        assert len(bench.tokens_of(name)) == 30
+        assert bench.finish_reasons(name) == ["length"]
+    assert bench.kv.num_free_blocks == 4
+    order = [o.request_id for o in bench.outputs if o.finish_reason is not None]
+    assert order[0] == "a"
+
+
+def test_preempted_request_returns_with_its_tokens():
+    bench = Bench(num_blocks=3, block_size=16, token=lambda request_id: ord(request_id))
+    bench.scheduler.add_request(make_request("a", 15, max_tokens=20))
+    bench.scheduler.add_request(make_request("b", 15, max_tokens=20))
+    again = [new for step in bench.run() for new in step.new_requests][2]
+    assert again.request_id == "b"
+    assert again.num_computed_tokens == 0
+    assert again.num_prompt_tokens == 15
+    assert again.token_ids[15:] == [ord("b")] * (len(again.token_ids) - 15)
+    assert len(again.token_ids) > 15
+
+
+def test_released_rows_are_told_exactly_once():
+    bench = Bench()
+    bench.scheduler.add_request(make_request("a", 4, max_tokens=1))
+    bench.scheduler.add_request(make_request("b", 4, max_tokens=3))
+    released = [step.released_request_ids for step in bench.run()]
+    released.append(bench.scheduler.schedule().released_request_ids)
+    assert released == [[], ["a"], [], ["b"]]
+
+
+def test_stop_token_ends_and_is_part_of_the_output():
+    bench = Bench(token=lambda _: 9)
+    params = SamplingParams(stop_token_ids=(9,))
+    request = make_request("a", 4, stop_token_ids=frozenset({9}), sampling_params=params)
+    bench.scheduler.add_request(request)
+    bench.run()
+    assert bench.tokens_of("a") == [9]
+    assert bench.outputs[-1].stop_reason == 9
+
+
+def test_end_of_sequence_has_no_stop_reason():
+    bench = Bench(token=lambda _: 9)
+    bench.scheduler.add_request(make_request("a", 4, stop_token_ids=frozenset({9})))
+    bench.run()
+    assert bench.finish_reasons("a") == ["stop"]
+    assert bench.outputs[-1].stop_reason is None
+
+
+def test_min_tokens_before_any_stop():
+    bench = Bench(token=lambda _: 9)
+    params = SamplingParams(min_tokens=3)
+    request = make_request(
+        "a", 4, max_tokens=10, stop_token_ids=frozenset({9}), sampling_params=params
+    )
+    bench.scheduler.add_request(request)
+    bench.run()
+    assert len(bench.tokens_of("a")) == 4
+
+
+def test_sequence_limit_ends_with_length():
+    bench = Bench(max_seq_len=12)
+    bench.scheduler.add_request(make_request("a", 10, max_tokens=50))
+    bench.run()
+    assert len(bench.tokens_of("a")) == 2
+    assert bench.finish_reasons("a") == ["length"]
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 2])
+def test_abort_frees_at_once_in_any_state(steps_before):
+    bench = Bench(max_num_seqs=1, max_num_batched_tokens=8)
+    for name in "ab":
+        bench.scheduler.add_request(make_request(name, 12, max_tokens=50))
+    for _ in range(steps_before):
+        bench.step()
+    for name in "ab":
+        assert str(bench.scheduler.abort_request(name).finish_reason) == "abort"
+        assert bench.scheduler.abort_request(name) is None
+    assert bench.kv.num_free_blocks == bench.kv.num_blocks
+    assert bench.step().scheduled == []
+
+
+def test_abort_between_schedule_and_update_drops_the_token():
+    bench = Bench()
+    bench.scheduler.add_request(make_request("a", 4))
+    output = bench.scheduler.schedule()
+    bench.scheduler.abort_request("a")
+    assert bench.scheduler.update(output, [[7]]) == []
+    assert bench.kv.num_free_blocks == bench.kv.num_blocks
+
+
+def test_full_queue_is_refused_with_both_numbers():
+    bench = Bench(max_num_waiting=2)
+    for name in "ab":
+        bench.scheduler.add_request(make_request(name, 4))
+    with pytest.raises(QueueFullError, match=r"2 requests are waiting and max_num_waiting is 2"):
+        bench.scheduler.add_request(make_request("c", 4))
+    with pytest.raises(ValueError, match="already in use"):
+        bench.scheduler.add_request(make_request("a", 4))
+
+
+def test_scheduler_output_is_plain_picklable_data():
+    bench = Bench()
+    bench.scheduler.add_request(make_request("a", 20))
+    output = bench.scheduler.schedule()
+    assert pickle.loads(pickle.dumps(output)) == output
+    assert output.num_scheduled_tokens == 20
+
+
+def test_counts_advance_at_schedule_so_that_the_next_step_can_be_planned():
+    bench = Bench()
+    request = make_request("a", 20)
+    bench.scheduler.add_request(request)
+    first = bench.scheduler.schedule()
+    assert request.status is RequestStatus.RUNNING
+    assert (request.num_computed_tokens, request.num_output_placeholders) == (20, 1)
+    second = bench.scheduler.schedule()
+    assert shares(second) == {"a": 1}
+    assert bench.scheduler.update(first, [[5]])[0].token_ids == [5]
+    assert bench.scheduler.update(second, [[6]])[0].token_ids == [6]
+    assert request.output_token_ids == [5, 6]
