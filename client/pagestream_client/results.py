@@ -37,7 +37,7 @@ class StreamChunk:
         result = InferResult(response)
         return cls(
             text_output=_text(result, "text_output"),
-            finish_reason=_text(result, "finish_reason"),
+            finish_reason=_finish_reason(result),
             num_input_tokens=_count(result, "num_input_tokens"),
             num_output_tokens=_count(result, "num_output_tokens"),
             output_token_ids=_ids(result, "output_token_ids"),
@@ -93,6 +93,12 @@ def _array(result: InferResult, name: str) -> npt.NDArray[Any] | None:
 def _text(result: InferResult, name: str) -> str:
     array = _array(result, name)
     return "" if array is None else b"".join(array.tolist()).decode("utf-8")
+
+
+def _finish_reason(result: InferResult) -> str:
+    """`vllm` spells "not finished" as its backend does, as the text None."""
+    text = _text(result, "finish_reason")
+    return "" if text == "None" else text
 
 
 def _count(result: InferResult, name: str) -> int | None:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from e2e_support import Service
+from e2e_support import Service, wait_until
 
 from pagestream.cli.golden import compare_ids, load_golden
 from pagestream_client import Completion
@@ -183,4 +183,6 @@ def test_sixteen_streams_batch_well(service):
 def test_generated_tokens_are_counted(service):
     before = service.metrics()["generated_tokens_total"]
     service.client.generate(text_input="Hi", max_tokens=5, ignore_eos=True)
-    assert service.metrics()["generated_tokens_total"] == before + 5
+    wait_until(
+        lambda: service.metrics()["generated_tokens_total"] == before + 5, 1, "5 tokens counted"
+    )

@@ -64,6 +64,10 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     def one_response(self, context):
         yield response("Hello", tokens=4, reason="length", count_dtype=np.uint32)
 
+    def vllm_answer(self, context):
+        yield response("a", reason="None", final=False)
+        yield response("b", reason="stop")
+
     def no_finish_reason(self, context):
         yield response("a")
         yield response("b", final=True)
@@ -135,6 +139,11 @@ def test_generate_without_streaming_is_one_chunk(client, server):
     (request,) = server.requests
     sent = {t.name: raw for t, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
     assert sent["stream"] == b"\x00"
+
+
+def test_the_text_none_is_no_finish_reason(client):
+    chunks = list(client.stream("vllm", text_input="vllm_answer"))
+    assert [chunk.finish_reason for chunk in chunks] == ["", "stop"]
 
 
 def test_the_final_flag_ends_an_answer_without_a_finish_reason(client):
