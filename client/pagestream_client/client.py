@@ -8,6 +8,7 @@ Used by the command line, the tests and the load generator.
 
 from __future__ import annotations
 
+import threading
 import time
 from types import TracebackType
 from typing import Self, Unpack
@@ -19,6 +20,7 @@ from pagestream_client.errors import RequestTimeout, ServerError
 from pagestream_client.inputs import RequestInputs, build_request
 from pagestream_client.results import Completion, StreamChunk
 
+CLOSE_TIMEOUT_S = 5.0
 _CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
@@ -49,10 +51,11 @@ class TokenStream:
         response = self._next_response()
         received_at = time.monotonic()
         if response is None:
+            self.close()
             raise StopIteration
         if response.error_message:
             self._finished = True
-            self._call.cancel()
+            self.close()
             raise ServerError(response.error_message)
         chunk = StreamChunk.from_response(response.infer_response, received_at)
         final = response.infer_response.parameters["triton_final_response"].bool_param
@@ -63,9 +66,18 @@ class TokenStream:
         """Ask the server to stop; iteration ends. Does nothing after the last chunk."""
         if not self._finished:
             self.cancelled = True
-        self._call.cancel()
+            self._call.cancel()
 
-    close = cancel
+    def close(self) -> None:
+        """Cancel whatever is left; after the last chunk, wait for the server to end the stream.
+
+        A cancel that reaches tritonserver 24.10 just after the last response leaks the request
+        there: the model can no longer be unloaded, nor the server stopped in good order.
+        """
+        self.cancel()
+        closed = threading.Event()
+        if self._call.add_callback(closed.set) and not closed.wait(CLOSE_TIMEOUT_S):
+            self._call.cancel()
 
     def __enter__(self) -> Self:
         return self
@@ -76,7 +88,7 @@ class TokenStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.cancel()
+        self.close()
 
     def _next_response(self) -> service_pb2.ModelStreamInferResponse | None:
         if self._finished or self.cancelled:
