@@ -127,7 +127,7 @@ def _parse(text: str) -> Any:
     if text.startswith("data: "):
         events = [line for line in text.splitlines() if line.startswith("data: ")]
         return [json.loads(line.removeprefix("data: ")) for line in events]
-    return json.loads(text)
+    return json.loads(text) if text else None
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:

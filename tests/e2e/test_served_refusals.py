@@ -81,12 +81,15 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
 }
 
+ONE_TOKEN = '{"max_tokens": 1}'
 # Sent straight to `engine`, which every client can reach.
 ENGINE_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "nothing at all": ({}, "request_key|prompt_token_ids|control"),
+    "key too long": (
+        {"request_key": "k" * 300, "prompt_token_ids": [5], "sampling_params": ONE_TOKEN},
+        "request_key",
+    ),
     "only a key": ({"request_key": "k"}, "prompt_token_ids"),
-    "no key": ({"prompt_token_ids": [5]}, "request_key"),
-    "empty key": ({"request_key": "", "prompt_token_ids": [5]}, "request_key"),
     "empty ids": ({"request_key": "k", "prompt_token_ids": []}, "prompt_token_ids"),
     "id out of range": (
         {"request_key": "k", "prompt_token_ids": [VOCAB_SIZE]},
@@ -123,10 +126,6 @@ ENGINE_CASES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "stop_token_ids",
     ),
-    "text_params not JSON": (
-        {"request_key": "k", "prompt_token_ids": [5], "text_params": "{"},
-        "text_params",
-    ),
     "control not JSON": ({"control": "stop"}, "control"),
     "control a list": ({"control": "[]"}, "control"),
     "unknown command": ({"control": '{"command": "reboot"}'}, "reboot|command"),
@@ -148,8 +147,9 @@ def over_grpc(service: Service, model: str, inputs: dict[str, Any]) -> str:
 def over_http(service: Service, model: str, inputs: dict[str, Any], endpoint: str) -> str:
     answer = service.post(f"/v2/models/{model}/{endpoint}", inputs)
     assert answer.status == 400
-    assert list(answer.body) == ["error"]
-    return answer.body["error"]
+    events = answer.body if endpoint == "generate_stream" else [answer.body]
+    assert [list(event) for event in events] == [["error"]]
+    return str(events[0]["error"])
 
 
 def check_message(message: str, expected: str, elapsed_s: float) -> None:
