@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.server, pytest.mark.smollm2]
 PAGESTREAM = [sys.executable, "-m", "pagestream.cli.main"]
 
 
+@pytest.mark.long
 def test_demo_streams_an_answer_and_says_what_it_took(model):
     done = subprocess.run(
         [*PAGESTREAM, "demo", "What is the capital of France?", "--model", model],
@@ -45,7 +46,16 @@ def test_demo_explains_a_failed_start(tmp_path):
 
 def test_chat_remembers_the_conversation(service):
     done = subprocess.run(
-        [*PAGESTREAM, "chat", "--url", service.grpc_url, "--temperature", "0"],
+        [
+            *PAGESTREAM,
+            "chat",
+            "--url",
+            service.grpc_url,
+            "--temperature",
+            "0",
+            "--max-tokens",
+            "24",
+        ],
         input="What is the capital of France?\nWhat did I ask you about?\n",
         capture_output=True,
         text=True,
@@ -59,7 +69,9 @@ def test_chat_remembers_the_conversation(service):
         {"role": "assistant", "content": "The capital of France is Paris."},
         {"role": "user", "content": "What did I ask you about?"},
     ]
-    expected = service.client.generate("chat", messages=conversation, temperature=0.0)
+    expected = service.client.generate(
+        "chat", messages=conversation, temperature=0.0, max_tokens=24
+    )
     assert expected.text_output in done.stdout
 
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.server, pytest.mark.smollm2]
 
 GOLDEN = Path(__file__).parent.parent / "data" / "smollm2_greedy.json"
 PROMPTS = {prompt.name: prompt for prompt in load_golden(GOLDEN)}
-SHORT = ("chat_capital", "chat_math", "chat_unicode", "raw_short", "raw_list")
+SHORT = ("chat_math", "chat_unicode", "raw_list")
 
 
 def ask(service: Service, name: str, *, stream: bool, **params) -> Completion:
@@ -50,10 +50,10 @@ def test_ids_equal_the_reference_with_all_at_once(answers):
 
 
 def test_ids_equal_the_reference_alone(service):
-    for name in ("chat_unicode", "raw_short"):
-        comparison = compare_ids(PROMPTS[name], ask(service, name, stream=True).output_token_ids)
-        assert not comparison.mismatch
-        assert comparison.num_compared == 64
+    completion = ask(service, "chat_unicode", stream=True)
+    comparison = compare_ids(PROMPTS["chat_unicode"], completion.output_token_ids)
+    assert not comparison.mismatch, comparison
+    assert comparison.num_compared == 64
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -150,7 +150,7 @@ def test_sixteen_streams_batch_well(service):
     def answer(i: int) -> int | None:
         return service.client.generate(
             text_input=f"Write a story about the number {i}.",
-            max_tokens=20,
+            max_tokens=12,
             ignore_eos=True,
             temperature=0.0,
         ).num_output_tokens
@@ -175,12 +175,14 @@ def test_sixteen_streams_batch_well(service):
     done.set()
     watcher.join()
 
-    assert one_by_one == at_once == [20] * 16
+    assert one_by_one == at_once == [12] * 16
     assert concurrent_s < sequential_s / 2, f"{concurrent_s:.2f} s, {sequential_s:.2f} s"
     assert max(batch_sizes) > 8
 
 
 def test_generated_tokens_are_counted(service):
+    # Metrics are exported a moment after the step that changed them.
+    wait_until(service.is_idle, 5, "idle before the test")
     before = service.metrics()["generated_tokens_total"]
     service.client.generate(text_input="Hi", max_tokens=5, ignore_eos=True)
     wait_until(

@@ -137,7 +137,8 @@ class Pass:
     at_once: int
 
     def __str__(self) -> str:
-        return f"{'streamed' if self.stream else 'whole'}, {self.at_once} at once"
+        how = "streamed" if self.stream else "whole"
+        return f"{how} alone" if self.at_once == 1 else f"{how} x{self.at_once}"
 
 
 PASSES = tuple(Pass(stream, at_once) for stream in (True, False) for at_once in (1, AT_ONCE))
@@ -181,7 +182,7 @@ def _check_configuration(
         server = start_server(model, **configuration.engine_flags)
     with server, PagestreamClient(server.grpc_url) as client:
         for each in PASSES:
-            with Phase(console, f"{len(prompts)} prompts {each}") as phase:
+            with Phase(console, f"Asking {len(prompts)} prompts, {each}") as phase:
                 answers[each] = _ask_all(client, prompts, each, phase)
         preemptions = int(read_metrics(server.metrics_url)["pagestream_preemptions_total"])
     per_prompt = [worst(column) for column in zip(*answers.values(), strict=True)]
