@@ -13,6 +13,7 @@ import pytest
 
 from pagestream.cli import shared_memory
 from pagestream.cli.server_process import StartError, start_server
+from pagestream.cli.supervisor import FAILURES_BEFORE_RESTART, WATCH_INTERVAL_SECS
 from pagestream.model_store import cache_directory
 
 pytestmark = [pytest.mark.server, pytest.mark.smollm2, pytest.mark.long]
@@ -110,3 +111,18 @@ def test_a_stop_while_starting_leaves_nothing():
         start_server(timeout=1.5, **SETTINGS)
     assert "Stopping at once" in str(failure.value)
     assert set((cache_directory() / "run").iterdir()) <= before
+
+
+def test_models_unloaded_on_purpose_are_no_reason_to_restart():
+    with server(model_control="explicit") as running:
+        pid = running.tritonserver_pid
+        for model in ("ensemble", "chat", "vllm", "engine"):
+            connection = http.client.HTTPConnection("127.0.0.1", running.http_port, timeout=60)
+            with contextlib.closing(connection):
+                connection.request("POST", f"/v2/repository/models/{model}/unload", "{}")
+                assert connection.getresponse().status == 200
+        time.sleep(FAILURES_BEFORE_RESTART * WATCH_INTERVAL_SECS + 2)
+        assert running.tritonserver_pid == pid
+        assert "warning" not in running.messages
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(15) == 0

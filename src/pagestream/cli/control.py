@@ -20,6 +20,7 @@ POSTPROCESSING = ("postprocessing", "postprocessing_batched")
 TEXT_MODELS = (PREPROCESSING, *POSTPROCESSING)
 PROBE_KEY = "drain-probe"
 DEAD_STUB = "is not healthy"
+NOT_LOADED = "unknown model"
 
 
 class ControlError(Exception):
@@ -32,6 +33,10 @@ class ServerRefusalError(ControlError):
 
 class DeadModelError(ControlError):
     """A model's process is gone; tritonserver never starts it again."""
+
+
+class NotLoadedError(ControlError):
+    """The model is not loaded: with --model-control explicit, somebody has unloaded it."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,9 @@ class Control:
     def passed_through(self, model: str, timeout: float) -> None:
         """Returns when `model` has handled all that was queued before; its answer is ignored.
 
-        Only a dead model, or none at all, raises.
+        Only a dead model, or no answer at all, raises.
         """
-        with contextlib.suppress(ServerRefusalError):
+        with contextlib.suppress(ServerRefusalError, NotLoadedError):
             self._generate(model, {"request_key": PROBE_KEY}, timeout)
 
     def _command(self, command: str, timeout: float) -> dict[str, Any]:
@@ -118,8 +123,12 @@ class Control:
 
 
 def _refusal(model: str, message: str) -> ControlError:
-    kind = DeadModelError if DEAD_STUB in message else ServerRefusalError
-    return kind(f"model '{model}': {message}")
+    text = f"model '{model}': {message}"
+    if DEAD_STUB in message:
+        return DeadModelError(text)
+    if NOT_LOADED in message:
+        return NotLoadedError(text)
+    return ServerRefusalError(text)
 
 
 def base_url(host: str, port: int) -> str:

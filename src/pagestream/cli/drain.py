@@ -19,6 +19,7 @@ from pagestream.cli.control import (
     Control,
     ControlError,
     DeadModelError,
+    NotLoadedError,
 )
 from pagestream.cli.progress import Phase
 
@@ -45,6 +46,9 @@ class Drain:
             try:
                 self._empty_engine(phase)
                 self._empty_postprocessing()
+            except NotLoadedError:
+                # Whoever unloaded the engine has let its requests end.
+                return
             except ControlError as error:
                 text = (
                     f"warning: not drained within {self._limit:.0f} s, what is still open is cut "
@@ -78,7 +82,7 @@ class Drain:
         while True:
             try:
                 return ask(ANSWER_TIMEOUT_SECS)
-            except DeadModelError:
+            except (DeadModelError, NotLoadedError):
                 raise
             except ControlError:
                 if self._exit_status() is not None or time.monotonic() > self._deadline:

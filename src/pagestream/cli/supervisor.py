@@ -17,7 +17,13 @@ from types import FrameType
 
 from rich.console import Console
 
-from pagestream.cli.control import TEXT_MODELS, Control, ControlError, DeadModelError
+from pagestream.cli.control import (
+    TEXT_MODELS,
+    Control,
+    ControlError,
+    DeadModelError,
+    NotLoadedError,
+)
 from pagestream.cli.drain import Drain
 from pagestream.cli.process import TritonserverProcess
 from pagestream.cli.progress import Phase
@@ -218,7 +224,10 @@ class Supervisor:
         if status is not None:
             raise ServerDownError(f"tritonserver ended unexpectedly ({_status_text(status)})")
         process.track()
-        stats = self._control.stats(PROBE_TIMEOUT_SECS)
+        try:
+            stats = self._control.stats(PROBE_TIMEOUT_SECS)
+        except NotLoadedError:
+            return
         if stats.num_running and stats.last_step_age_s > STUCK_STEP_SECS:
             raise ServerDownError(
                 f"the engine has made no step for {stats.last_step_age_s:.0f} s "
