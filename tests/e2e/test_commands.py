@@ -76,24 +76,30 @@ def test_chat_remembers_the_conversation(service):
 
 
 def test_ctrl_c_stops_an_answer_but_not_the_chat(service):
+    question = "Write a very long story about a river, in many chapters."
+    messages = [{"role": "user", "content": question}]
+    answer = service.client.generate("chat", messages=messages, temperature=0.0, max_tokens=60)
+    assert answer.finish_reason == "length", "the answer must be long for this test"
     wait_until(service.is_idle, 10, "idle before the test")
-    chat = subprocess.Popen(
-        [*PAGESTREAM, "chat", "--url", service.grpc_url],
+    with subprocess.Popen(
+        [*PAGESTREAM, "chat", "--url", service.grpc_url, "--temperature=0"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         # A test run in the background ignores SIGINT, and a child would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert chat.stdin
-    chat.stdin.write("Write a very long story about a river, in many chapters.\n")
-    chat.stdin.flush()
-    wait_until(lambda: service.metrics()["requests_running"] == 1, 20, "an answer")
-    time.sleep(0.3)
-    chat.send_signal(signal.SIGINT)
-    wait_until(service.is_idle, 1, "idle after Ctrl-C")
-    output, _ = chat.communicate("What is the capital of France?\n", timeout=30)
+    ) as chat:
+        try:
+            chat.stdin.write(f"{question}\n")
+            chat.stdin.flush()
+            wait_until(lambda: service.metrics()["requests_running"] == 1, 20, "an answer")
+            time.sleep(0.3)
+            chat.send_signal(signal.SIGINT)
+            wait_until(service.is_idle, 1, "idle after Ctrl-C")
+            output, _ = chat.communicate("What is the capital of France?\n", timeout=30)
+        finally:
+            chat.kill()
     assert chat.returncode == 0
     assert "stopped" in output
     assert output.count("you>") == 3
