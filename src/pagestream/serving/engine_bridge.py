@@ -135,7 +135,7 @@ class EngineBridge:
                     pass
                 else:
                     if message is None:
-                        self._flush_due()
+                        self._close("abort")
                         return
                     self._handle(message)
                 self._flush_due()
@@ -182,10 +182,15 @@ class EngineBridge:
             if request is not None:
                 request.take(output, now)
         if report.failure is not None:
-            for request in list(self._open.values()):
-                request.finish_reason, request.error = "error", report.failure
-            self._flush_due()
+            self._close("error", report.failure)
             self._die()
+
+    def _close(self, finish_reason: str, error: str | None = None) -> None:
+        """Answer whatever is still open: nothing more will come from the loop."""
+        for request in self._open.values():
+            if request.finish_reason is None:
+                request.finish_reason, request.error = finish_reason, error
+        self._flush_due()
 
     def _control(self, response_sender: Any, control: Control) -> None:
         if control.command != "stop" and not self._authorised(control.secret):

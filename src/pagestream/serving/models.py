@@ -48,7 +48,7 @@ class PreprocessingModel:
         config = load_config(args)
         directory = resolve_model(config.model)
         max_model_len = resolve_max_model_len(config, ModelConfig.from_hf(directory))
-        self._preprocessor = Preprocessor(config, directory, max_model_len)
+        self._preprocessor = Preprocessor(directory, max_model_len)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._respond(request) for request in requests]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagestream.config import EngineConfig, ModelConfig
+from pagestream.config import ModelConfig
 from pagestream.sampling_params import TEXT_FIELDS, Limits, SamplingParams, validate_prompt
 from pagestream.serving.options import parse_messages, parse_options
 from pagestream.text.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ class PreparedRequest:
 
 
 class Preprocessor:
-    def __init__(self, config: EngineConfig, directory: Path, max_model_len: int) -> None:
+    def __init__(self, directory: Path, max_model_len: int) -> None:
         model_config = ModelConfig.from_hf(directory)
         self._tokenizer = Tokenizer(directory)
         self._limits = Limits(model_config.vocab_size, max_model_len)

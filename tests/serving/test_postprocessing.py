@@ -1,0 +1,168 @@
+"""Postprocessor: coalesced chunks in, answers out; errors only on the final chunk."""
+
+import json
+
+import pytest
+
+from pagestream.serving.postprocessing import Chunk, Postprocessor
+from pagestream.text.token_bytes import TokenBytes
+
+BYTES = TokenBytes([bytes([i]) for i in range(256)], frozenset(), False)
+PARAMS = {
+    "convention": "ensemble",
+    "stream": True,
+    "return_token_ids": True,
+    "stop": [],
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "min_tokens": 0,
+    "prompt_tail": [],
+    "num_input_tokens": 3,
+}
+
+
+class Harness:
+    def __init__(self):
+        self.stops = []
+        self.cancelled = False
+        self.post = Postprocessor(BYTES, 0.5, lambda *key: self.stops.append(key))
+
+    def send(self, text="", finish_reason=None, params=None, key="k", **fields):
+        if params is not None:
+            fields["text_params"] = json.dumps({**PARAMS, **params})
+        chunk = Chunk(key, 0, list(text.encode("latin-1")), finish_reason, **fields)
+        return self.post.handle(chunk, lambda: self.cancelled)
+
+
+@pytest.fixture
+def harness():
+    return Harness()
+
+
+def test_streamed_deltas_carry_their_own_counts(harness):
+    first = harness.send("ab", params={})
+    assert first.outputs == {
+        "text_output": "ab",
+        "finish_reason": "",
+        "num_input_tokens": 3,
+        "num_output_tokens": 2,
+        "output_token_ids": [97, 98],
+    }
+    last = harness.send("c", "length")
+    assert last.outputs["text_output"] == "c"
+    assert last.outputs["num_output_tokens"] == 1
+    assert last.outputs["finish_reason"] == "length"
+
+
+def test_unstreamed_is_one_answer(harness):
+    assert harness.send("ab", params={"stream": False}) is None
+    assert harness.send("cd") is None
+    last = harness.send("e", "length").outputs
+    assert (last["text_output"], last["num_output_tokens"]) == ("abcde", 5)
+    assert last["output_token_ids"] == [97, 98, 99, 100, 101]
+
+
+def test_half_a_character_is_held_and_its_tokens_follow_it(harness):
+    assert harness.send("\xc3", params={}) is None
+    answer = harness.send("\xa9").outputs
+    assert (answer["text_output"], answer["num_output_tokens"]) == ("é", 2)
+
+
+def test_heartbeats_are_swallowed(harness):
+    assert harness.send("", params={}) is None
+    assert harness.send("") is None
+    assert harness.send("a", "length").outputs["text_output"] == "a"
+
+
+def test_vllm_spells_unfinished_as_none(harness):
+    answer = harness.send("a", params={"convention": "vllm"})
+    assert answer.outputs["finish_reason"] == "None"
+
+
+def test_ids_only_when_asked(harness):
+    answer = harness.send("a", params={"return_token_ids": False})
+    assert answer.outputs["output_token_ids"] == []
+
+
+def test_stop_string_relays_a_stop_and_answers_on_the_final_chunk(harness):
+    assert harness.send("x", params={"stop": ["cd"]}).outputs["text_output"] == "x"
+    assert harness.send("abcdef") is None
+    assert harness.stops == [("k", 0)]
+    assert harness.send("gh") is None
+    last = harness.send("", "abort").outputs
+    assert (last["text_output"], last["finish_reason"]) == ("ab", "stop")
+    assert last["num_output_tokens"] == 4
+    assert bytes(last["output_token_ids"]) == b"abcd"
+
+
+def test_stop_string_in_the_final_chunk_needs_no_relay(harness):
+    last = harness.send("abcdef", "length", params={"stop": ["cd"]}).outputs
+    assert (last["text_output"], last["finish_reason"]) == ("ab", "stop")
+    assert harness.stops == []
+
+
+def test_what_may_begin_a_stop_string_is_released_at_the_end(harness):
+    assert harness.send("abc", params={"stop": ["cd"]}).outputs["text_output"] == "ab"
+    assert harness.send("", "length").outputs["text_output"] == "c"
+
+
+def test_a_stop_tokens_text_is_left_out(harness):
+    last = harness.send("ab", "stop", params={}).outputs
+    assert (last["text_output"], last["num_output_tokens"]) == ("a", 2)
+
+
+def test_cancel_is_relayed_once(harness, monkeypatch):
+    monkeypatch.setattr("pagestream.serving.postprocessing.CANCEL_CHECK_INTERVAL_S", 0.0)
+    harness.send("a", params={})
+    harness.cancelled = True
+    harness.send("b")
+    harness.send("c")
+    assert harness.stops == [("k", 0)]
+
+
+def test_a_failure_mid_stream_is_answered_on_the_final_chunk_only(harness, monkeypatch):
+    harness.send("a", params={})
+    (state,) = harness.post._states.values()
+    monkeypatch.setattr(type(state.decoder), "append", lambda *a, **k: 1 / 0)
+    assert harness.send("b") is None
+    assert harness.stops == [("k", 0)]
+    assert harness.send("c") is None
+    monkeypatch.undo()
+    assert harness.send("", "abort").error == "the text of the answer could not be made"
+
+
+@pytest.mark.parametrize("text_params", ["{", "[]", "{}", '{"prompt_tail": 3}'])
+def test_unusable_text_params_stop_the_request_and_answer_at_the_end(harness, text_params):
+    assert harness.send("a", text_params=text_params) is None
+    assert harness.stops == [("k", 0)]
+    assert "text_params" in harness.send("", "abort").error
+
+
+def test_an_error_from_the_engine_is_passed_on(harness):
+    harness.send("a", params={})
+    assert harness.send("", "error", error="the queue is full").error == "the queue is full"
+
+
+def test_a_chunk_without_state_is_an_error_never_a_fresh_decoder(harness):
+    assert harness.send("a") is None
+    assert "unknown" in harness.send("", "length").error
+
+
+def test_state_ends_with_the_request(harness):
+    harness.send("a", "length", params={})
+    assert harness.post._states == {}
+
+
+def test_silent_requests_are_forgotten(harness, monkeypatch):
+    harness.send("a", params={})
+    harness.post._silence_limit_s = -1.0
+    monkeypatch.setattr("pagestream.serving.postprocessing._SWEEP_INTERVAL_S", 0.0)
+    harness.send("a", params={}, key="other")
+    assert [key for key, _ in harness.post._states] == ["other"]
+
+
+def test_requests_do_not_mix(harness):
+    harness.send("\xc3", params={}, key="a")
+    harness.send("x", params={}, key="b")
+    assert harness.send("\xa9", "length", key="a").outputs["text_output"] == "é"
+    assert harness.send("y", "length", key="b").outputs["text_output"] == "y"
