@@ -46,7 +46,7 @@ class EngineConfig:
     """CPU compute threads; None: one per physical core."""
     stream_interval_ms: int = 40
     """Least time between two streamed responses of one request, after the first."""
-    heartbeat_interval_ms: int = 500
+    heartbeat_interval_ms: int = 400
     """A request silent for this long gets an empty response, so that its cancel is noticed."""
     control_secret: str = ""
     """Authorises `drain` and `stats`; minted by the launcher, empty: both are refused."""

@@ -11,6 +11,7 @@ BYTES = TokenBytes([bytes([i]) for i in range(256)], frozenset(), False)
 PARAMS = {
     "convention": "ensemble",
     "stream": True,
+    "http_stream": False,
     "return_token_ids": True,
     "stop": [],
     "include_stop_str_in_output": False,
@@ -72,6 +73,13 @@ def test_heartbeats_are_swallowed(harness):
     assert harness.send("", params={}) is None
     assert harness.send("") is None
     assert harness.send("a", "length").outputs["text_output"] == "a"
+
+
+def test_a_silent_http_stream_is_opened_by_one_empty_answer(harness):
+    opened = harness.send("", params={"http_stream": True}).outputs
+    assert (opened["text_output"], opened["num_output_tokens"]) == ("", 0)
+    assert harness.send("") is None
+    assert harness.send("a").outputs["text_output"] == "a"
 
 
 def test_vllm_spells_unfinished_as_none(harness):

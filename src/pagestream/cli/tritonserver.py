@@ -223,6 +223,8 @@ def command_line(
         f"--grpc-address={options.host}",
         f"--metrics-address={options.host}",
         f"--http-port={options.http_port}",
+        # Tells preprocessing which requests came over gRPC; see its http_stream.
+        "--grpc-header-forward-pattern=user-agent",
         f"--grpc-port={options.grpc_port}",
         f"--metrics-port={options.metrics_port}",
         f"--log-verbose={options.log_verbose}",

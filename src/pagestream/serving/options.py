@@ -76,7 +76,13 @@ def parse_object(name: str, text: str | None) -> dict[str, Any]:
 
 def _reserved(name: str) -> bool:
     """Keys that tritonserver itself puts among the parameters of a request."""
-    return name in {"id", "binary_data_output"} or name.startswith("triton_")
+    return name in {"id", "binary_data_output"} or name.startswith("triton_") or is_grpc(name)
+
+
+def is_grpc(name: str) -> bool:
+    """Whether this parameter is a header that the launcher has tritonserver forward from gRPC
+    calls (those of HTTP `generate` are never forwarded)."""
+    return name.lower() == "user-agent"
 
 
 def _coerce(name: str, value: Any) -> Any:

@@ -59,6 +59,8 @@ class AnswerState:
     cancelled: bool = False
     last_cancel_check: float = 0.0
     last_chunk: float = 0.0
+    answered: bool = False
+    """A response has been sent."""
 
 
 class Postprocessor:
@@ -159,7 +161,10 @@ class Postprocessor:
     def _partial(self, state: AnswerState | None) -> Answer | None:
         if state is None or state.failure is not None or state.stop is not None:
             return None
-        if not state.params["stream"] or not state.text:
+        # A silent HTTP stream gets one empty response, or its client's going would stay unseen
+        # for as long as the request waits.
+        opening = state.params["http_stream"] and not (state.answered or state.num_output_tokens)
+        if not state.params["stream"] or not (state.text or opening):
             return None
         return self._flush(state, None)
 
@@ -186,6 +191,7 @@ class Postprocessor:
             }
         )
         state.text, state.token_ids, state.num_output_tokens = "", [], 0
+        state.answered = True
         return answer
 
     def _sweep(self, now: float) -> None:

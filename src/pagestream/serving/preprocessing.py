@@ -16,7 +16,7 @@ from typing import Any
 
 from pagestream.config import ModelConfig
 from pagestream.sampling_params import TEXT_FIELDS, Limits, SamplingParams, validate_prompt
-from pagestream.serving.options import parse_messages, parse_options
+from pagestream.serving.options import is_grpc, parse_messages, parse_options
 from pagestream.text.tokenizer import Tokenizer
 
 _PROMPT_FIELDS = ("text_input", "vllm_text_input", "messages", "prompt_token_ids")
@@ -58,6 +58,8 @@ class Preprocessor:
         text_params = {
             "convention": convention,
             "stream": stream,
+            # tritonserver sees an HTTP client go away only after it has sent it something.
+            "http_stream": stream and not any(map(is_grpc, parameters)),
             "return_token_ids": return_token_ids,
             "stop": params.stop,
             "include_stop_str_in_output": params.include_stop_str_in_output,
