@@ -1,5 +1,5 @@
 """engine: the LLM engine behind a decoupled model. The code is in pagestream.serving."""
 
-from pagestream.serving.models import EngineModel as TritonPythonModel
+from pagestream.serving.engine_model import EngineModel as TritonPythonModel
 
 __all__ = ["TritonPythonModel"]

@@ -1,5 +1,5 @@
 """postprocessing_batched: streams text for `ensemble`. The code is in pagestream.serving."""
 
-from pagestream.serving.models import PostprocessingModel as TritonPythonModel
+from pagestream.serving.postprocessing_model import PostprocessingModel as TritonPythonModel
 
 __all__ = ["TritonPythonModel"]

@@ -41,7 +41,7 @@ def serve(
     log_verbose: Annotated[int, typer.Option(min=0, help="tritonserver's log level.")] = 0,
     start_timeout_secs: Annotated[int, typer.Option(min=1, help="To load the model.")] = 1800,
     drain_timeout_secs: Annotated[int, typer.Option(min=0, help="To finish requests.")] = 60,
-    exit_timeout_secs: Annotated[int, typer.Option(min=0, help="To stop tritonserver.")] = 30,
+    exit_timeout_secs: Annotated[int, typer.Option(min=0, help="To stop tritonserver.")] = 10,
     die_with_parent: Annotated[bool, typer.Option("--die-with-parent", hidden=True)] = False,
 ) -> None:
     """Serve a model through tritonserver until Ctrl-C or SIGTERM."""

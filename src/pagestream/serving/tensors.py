@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+FINAL: int = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
