@@ -12,9 +12,11 @@ from pagestream.scheduler.scheduler_output import SchedulerOutput
 
 
 def make_request(request_id: str, prompt_len: int, max_tokens: int = 4, **fields) -> Request:
+    token_ids = fields.pop("token_ids", [1] * prompt_len)
     values = {
         "request_id": request_id,
-        "prompt_token_ids": [1] * prompt_len,
+        "token_ids": token_ids.copy(),
+        "num_prompt_tokens": len(token_ids),
         "sampling_params": SamplingParams(),
         "max_tokens": max_tokens,
         "stop_token_ids": frozenset(),
@@ -36,14 +38,17 @@ class Bench:
         max_num_waiting: int = 1000,
         max_seq_len: int = 1000,
         token: Callable[[str], int] = lambda request_id: 7,
+        enable_prefix_caching: bool = False,
+        **options,
     ) -> None:
-        self.kv = KVCacheManager(num_blocks, block_size)
+        self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching)
         self.scheduler = Scheduler(
             self.kv,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_waiting=max_num_waiting,
             max_seq_len=min(max_seq_len, self.kv.pool_tokens),
+            **options,
         )
         self.token = token
         self.outputs: list[RequestOutput] = []

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 BLOCK_SIZES = (16, 32, 64)
+OVERLAP_SCHEDULING = ("auto", "on", "off")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,14 @@ class EngineConfig:
     """Output limit of a request that names none (never beyond what max_model_len leaves)."""
     num_threads: int | None = None
     """CPU compute threads; None: one per physical core."""
+    enable_prefix_caching: bool = True
+    """Keep computed KV blocks, and reuse them for prompts that start alike."""
+    overlap_scheduling: str = "auto"
+    """Schedule and launch a step before the tokens of the one before are read; auto: on CUDA."""
+    static_batching: bool = False
+    """Start a batch only when the one before has ended; slower, for comparison."""
+    priority_aging_s: float = 10.0
+    """Waiting this long outweighs one level of priority."""
     stream_interval_ms: int = 40
     """Least time between two streamed responses of one request, after the first."""
     heartbeat_interval_ms: int = 400
@@ -58,6 +67,7 @@ class EngineConfig:
         _check_choice("device", self.device, DEVICES)
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
+        _check_choice("overlap_scheduling", self.overlap_scheduling, OVERLAP_SCHEDULING)
         if not self.model:
             raise ValueError("model must name a checkpoint directory, a pulled model or a hub id")
         for name, least in _MINIMUM.items():
@@ -101,6 +111,7 @@ _MINIMUM = {
     "max_num_waiting": 1,
     "default_max_tokens": 1,
     "num_threads": 1,
+    "priority_aging_s": 0,
     "stream_interval_ms": 0,
     "heartbeat_interval_ms": 50,
 }
@@ -183,8 +194,9 @@ def resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> in
 
 
 def _check_type(name: str, value: Any, hint: Any) -> None:
-    # bool is an int to isinstance, and never what an integer field means.
-    if isinstance(value, bool) or not isinstance(value, hint):
+    # bool is an int to isinstance, and never what an integer field means; an int is a fine float.
+    accepted = int | float if hint is float else hint
+    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         kind = str(hint) if not isinstance(hint, type) else hint.__name__
         raise ValueError(f"{name} must be {kind}, got {value!r}")
 

@@ -7,7 +7,7 @@ responses are not known here. Used by scheduler, engine and serving.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pagestream.sampling_params import SamplingParams
 
@@ -26,12 +26,14 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """Lengths in tokens; ``arrival_order`` is the scheduler's, and decides who goes first."""
+    """Lengths in tokens. Made by LLMEngine; from then on every field is the scheduler's."""
 
     request_id: str
-    prompt_token_ids: list[int]
+    token_ids: list[int]
+    """Every known token: the prompt, then the output as it comes."""
+    num_prompt_tokens: int
     sampling_params: SamplingParams
     max_tokens: int
     """Resolved output limit: never None, never beyond what fits."""
@@ -39,22 +41,29 @@ class Request:
     """Every id that ends the request, end-of-sequence ids included unless ignored."""
     seed: int
     """Resolved: the user's or a fresh one, 64 bits."""
-    arrival_order: int = 0
-    output_token_ids: list[int] = field(default_factory=list)
+    arrival_time: float = 0.0
+    """time.monotonic() seconds, as is deadline."""
+    deadline: float | None = None
+    cache_root: bytes = b""
+    """Where the hash chain of its blocks starts: requests share blocks only with equal roots."""
+    order: tuple[float, int] = (0.0, 0)
+    """Who goes first: the smaller."""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     """Tokens whose KV is in the cache, or will be when the steps in flight end."""
+    num_slots: int = 0
+    """Tokens that its blocks have room for."""
+    next_cached_at: int = 0
+    """Computed tokens at which a further block is full and can be found by others."""
     num_output_placeholders: int = 0
     """Tokens that steps in flight will append."""
-    num_preemptions: int = 0
+    num_steps_in_flight: int = 0
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache when it first ran."""
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-    @property
-    def all_token_ids(self) -> list[int]:
-        return self.prompt_token_ids + self.output_token_ids
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
 
 
 @dataclass(slots=True)
@@ -64,7 +73,10 @@ class RequestOutput:
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    """The stop_token_id that ended the request; None for an end-of-sequence id or a limit."""
+    stop_reason: int | str | None = None
+    """The stop_token_id that ended the request, or "deadline"; None for an end-of-sequence id, a
+    limit or an abort."""
     error: str | None = None
     """With finish_reason error: a message fit for the user."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; with the first tokens only."""

@@ -14,6 +14,7 @@ from typing import Any
 
 MAX_STOP_TOKEN_IDS = 128
 MAX_STOP_STRINGS = 64
+MAX_CACHE_SALT_CHARS = 256
 MAX_STOP_STRING_CHARS = 1024
 TEXT_FIELDS = frozenset({"stop", "include_stop_str_in_output", "skip_special_tokens"})
 """Fields about text: they concern whoever decodes, not the engine."""
@@ -58,6 +59,15 @@ class SamplingParams:
     """Ids that end the request beside the model's end-of-sequence ids."""
     ignore_eos: bool = False
     """Go on after an end-of-sequence id (stop_token_ids still stop)."""
+    priority: int = 0
+    """-100 (urgent) to 100: as if it had come that many priority_aging_s later."""
+    deadline_ms: int | None = None
+    """Time from its arrival after which it ends, waiting or running, with what it has: 1 to a day;
+    None: none."""
+    prefix_cache: bool = True
+    """Use KV that other requests left for the same tokens, and leave its own."""
+    cache_salt: str = ""
+    """KV is shared only between requests with the same salt, of at most 256 characters."""
     stop: tuple[str, ...] = ()
     """Texts that end the request, at most 64 of 1024 characters; a single string is one of them,
     and empty ones are none."""
@@ -73,10 +83,18 @@ class SamplingParams:
         _integer("top_k", self.top_k, -1, 2**31 - 1)
         _real("top_p", self.top_p, 0.0, 1.0)
         _integer("seed", self.seed, 0, 2**64 - 1)
-        if self.min_tokens is None:
-            raise ValueError("min_tokens must be an integer, got None")
         _integer("min_tokens", self.min_tokens, 0, None)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in ("min_tokens", "priority"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} must be an integer, got None")
+        _integer("priority", self.priority, -100, 100)
+        _integer("deadline_ms", self.deadline_ms, 1, 24 * 3600 * 1000)
+        if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_CACHE_SALT_CHARS:
+            raise ValueError(
+                f"cache_salt must be a string of at most {MAX_CACHE_SALT_CHARS} characters, "
+                f"got {self.cache_salt!r:.300}"
+            )
+        for name in _BOOLEANS:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         object.__setattr__(self, "stop", _strings("stop", self.stop))
@@ -120,6 +138,9 @@ class SamplingParams:
                 f"which is {limits.max_model_len}"
             )
         check_token_ids("stop_token_ids", self.stop_token_ids, limits.vocab_size)
+
+
+_BOOLEANS = ("ignore_eos", "prefix_cache", "include_stop_str_in_output", "skip_special_tokens")
 
 
 def validate_prompt(

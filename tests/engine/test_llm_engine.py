@@ -77,6 +77,44 @@ def test_preemption_changes_no_token(tiny_model, prompts, naive, budget):
     assert engine.stats.preemptions_total > 0
 
 
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 12}, {"max_num_batched_tokens": 5}])
+@pytest.mark.parametrize("caching", [True, False])
+def test_overlap_changes_no_token(tiny_model, prompts, naive, options, caching):
+    engine = make_engine(
+        tiny_model, overlap_scheduling="on", enable_prefix_caching=caching, **options
+    )
+    assert run(engine, prompts) == naive
+    assert run(engine, prompts) == naive
+
+
+def test_prefix_hits_change_no_token_and_are_reported(tiny_model, prompts, naive):
+    engine = make_engine(tiny_model)
+    assert run(engine, prompts) == naive
+    before = engine.stats.prefix_hits_total
+    assert run(engine, prompts) == naive
+    expected = sum((len(prompt) - 1) // 16 * 16 for prompt in prompts)
+    assert engine.stats.prefix_hits_total - before == expected
+    turn = prompts[5] + naive[5] + [9, 9]
+    engine.add_request("next turn", turn, SamplingParams(temperature=0, max_tokens=2))
+    (first,) = [output for output in engine.step() if output.token_ids]
+    assert first.num_cached_tokens == (len(turn) - 3) // 16 * 16
+
+
+def test_deadline_ends_a_running_request_with_what_it_has(tiny_model, prompts):
+    engine = make_engine(tiny_model)
+    params = SamplingParams(deadline_ms=1, ignore_eos=True, max_tokens=400)
+    engine.add_request("late", prompts[0], params)
+    engine.add_request("fine", prompts[1], SamplingParams(max_tokens=3, ignore_eos=True))
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    last = {output.request_id: output for output in outputs}
+    assert (str(last["late"].finish_reason), last["late"].stop_reason) == ("abort", "deadline")
+    assert str(last["fine"].finish_reason) == "length"
+    assert engine.stats.expired_total == 1
+    assert engine.stats.kv_blocks_free == engine.stats.kv_blocks_total
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_and_time_of_arrival(tiny_model, prompts, naive, seed):
     generator = random.Random(seed)
@@ -177,7 +215,8 @@ def test_abort_in_flight_reports_once_and_frees(tiny_model, prompts):
 def test_warm_up_leaves_no_trace(tiny_model, prompts, naive):
     engine = make_engine(tiny_model)
     engine.warm_up()
-    assert engine.stats.generated_tokens_total == 0
+    assert engine.stats.generated_tokens_total == engine.stats.prefix_queries_total == 0
+    assert engine.stats.kv_blocks_cached == 0
     assert run(engine, prompts) == naive
 
 

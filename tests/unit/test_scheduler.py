@@ -173,4 +173,128 @@ def test_counts_advance_at_schedule_so_that_the_next_step_can_be_planned():
     assert shares(second) == {"a": 1}
     assert bench.scheduler.update(first, [[5]])[0].token_ids == [5]
     assert bench.scheduler.update(second, [[6]])[0].token_ids == [6]
-    assert request.output_token_ids == [5, 6]
+    assert request.token_ids[20:] == [5, 6]
+
+
+PREFIX = list(range(100, 140))
+
+
+def test_prefix_hit_shortens_the_prompt_and_is_reported():
+    bench = Bench(enable_prefix_caching=True)
+    bench.scheduler.add_request(make_request("a", 0, token_ids=[*PREFIX, 1]))
+    bench.run()
+    bench.scheduler.add_request(make_request("b", 0, token_ids=[*PREFIX, 2]))
+    assert shares(bench.step()) == {"b": 41 - 32}
+    (first,) = [o for o in bench.outputs if o.request_id == "b"]
+    assert first.num_cached_tokens == 32
+    assert (bench.scheduler.num_prefix_queries, bench.scheduler.num_prefix_hits) == (82, 32)
+
+
+def test_per_request_off_neither_reads_nor_leaves_anything():
+    bench = Bench(enable_prefix_caching=True)
+    off = {"token_ids": PREFIX, "sampling_params": SamplingParams(prefix_cache=False)}
+    bench.scheduler.add_request(make_request("a", 0, **off))
+    bench.run()
+    assert bench.kv.num_cached_blocks == 0
+    bench.scheduler.add_request(make_request("b", 0, token_ids=PREFIX))
+    bench.run()
+    bench.scheduler.add_request(make_request("c", 0, **off))
+    assert shares(bench.step()) == {"c": 40}
+
+
+def prioritized(name, priority, arrival_time=0.0, **fields):
+    params = SamplingParams(priority=priority)
+    return make_request(name, 16, sampling_params=params, arrival_time=arrival_time, **fields)
+
+
+def test_priority_goes_first_and_waiting_outweighs_it():
+    bench = Bench(max_num_seqs=1, priority_aging_s=10.0)
+    for name, priority, arrival in [("a", 5, 0), ("b", 0, 1), ("c", 0, 51), ("d", -1, 2)]:
+        bench.scheduler.add_request(prioritized(name, priority, arrival))
+    started = [new.request_id for step in bench.run() for new in step.new_requests]
+    assert started == ["d", "b", "a", "c"]
+
+
+@pytest.mark.parametrize("limits", [{"max_num_seqs": 2}, {"num_blocks": 4}])
+def test_an_urgent_arrival_preempts_the_last_in_order(limits):
+    bench = Bench(block_size=16, **{"num_blocks": 100, **limits})
+    for name in "ab":
+        bench.scheduler.add_request(prioritized(name, 0, max_tokens=20))
+    bench.step()
+    bench.step()
+    bench.scheduler.add_request(prioritized("urgent", -5, max_tokens=20))
+    step = bench.step()
+    assert next(s.request_id for s in step.scheduled) == "urgent"
+    assert step.released_request_ids == ["b"]
+    bench.run()
+    for name in ("a", "b", "urgent"):
+        assert len(bench.tokens_of(name)) == 20
+
+
+def test_nobody_is_preempted_for_a_request_that_would_not_fit_anyway():
+    bench = Bench(num_blocks=6, block_size=16, max_num_batched_tokens=200)
+    bench.scheduler.add_request(make_request("first", 60, max_tokens=3, arrival_time=-1e6))
+    bench.scheduler.add_request(prioritized("small", 0, max_tokens=9))
+    bench.step()
+    big = make_request("big", 64, sampling_params=SamplingParams(priority=-5))
+    bench.scheduler.add_request(big)
+    assert set(shares(bench.step())) == {"first", "small"}
+    assert bench.scheduler.num_preemptions == 0
+
+
+def test_deadline_ends_waiting_and_running_requests():
+    bench = Bench(max_num_seqs=1)
+    bench.scheduler.add_request(make_request("runs", 4, max_tokens=99, deadline=10.0))
+    bench.scheduler.add_request(make_request("waits", 4, max_tokens=99, deadline=9.0))
+    bench.step()
+    assert bench.scheduler.expire(8.9) == []
+    (waits,) = bench.scheduler.expire(9.5)
+    (runs,) = bench.scheduler.expire(10.0)
+    assert (waits.request_id, runs.request_id) == ("waits", "runs")
+    assert (str(runs.finish_reason), runs.stop_reason) == ("abort", "deadline")
+    assert bench.kv.num_free_blocks == bench.kv.num_blocks
+    assert bench.scheduler.expire(99.0) == []
+
+
+def test_static_batching_waits_for_the_whole_batch():
+    bench = Bench(max_num_seqs=2, static_batching=True)
+    for name, count in [("a", 2), ("b", 6), ("c", 2)]:
+        bench.scheduler.add_request(make_request(name, 4, max_tokens=count))
+    steps = bench.run()
+    assert [sorted(shares(step)) for step in steps[:6]] == [["a", "b"]] * 2 + [["b"]] * 4
+    assert sorted(shares(steps[6])) == ["c"]
+
+
+def test_a_step_in_flight_keeps_the_blocks_of_an_ended_request():
+    bench = Bench(token=lambda _: 9)
+    bench.scheduler.add_request(make_request("a", 16, stop_token_ids=frozenset({9})))
+    first, second = bench.scheduler.schedule(), bench.scheduler.schedule()
+    assert shares(second) == {"a": 1}
+    (ended,) = bench.scheduler.update(first, [[9]])
+    assert str(ended.finish_reason) == "stop"
+    assert bench.kv.num_free_blocks < bench.kv.num_blocks
+    with pytest.raises(ValueError, match="already in use"):
+        bench.scheduler.add_request(make_request("a", 4))
+    assert bench.scheduler.update(second, [[9]]) == []
+    assert bench.kv.num_free_blocks == bench.kv.num_blocks
+
+
+def test_a_request_is_not_scheduled_past_its_last_token():
+    bench = Bench()
+    bench.scheduler.add_request(make_request("a", 4, max_tokens=1))
+    first = bench.scheduler.schedule()
+    assert bench.scheduler.schedule().scheduled == []
+    assert str(bench.scheduler.update(first, [[5]])[0].finish_reason) == "length"
+
+
+def test_nobody_with_a_step_in_flight_is_preempted():
+    bench = Bench(num_blocks=2, block_size=16, max_num_batched_tokens=64)
+    for name in "ab":
+        bench.scheduler.add_request(make_request(name, 16, max_tokens=8))
+    first = bench.scheduler.schedule()
+    blocked = bench.scheduler.schedule()
+    assert blocked.scheduled == []
+    assert bench.scheduler.num_preemptions == 0
+    bench.scheduler.update(first, [[5], [5]])
+    assert shares(bench.scheduler.schedule()) == {"a": 1}
+    assert bench.scheduler.num_preemptions == 1

@@ -30,6 +30,10 @@ HELP = {
     "max_num_waiting": "Most requests waiting for a place in the batch; the next is refused.",
     "default_max_tokens": "Output limit of a request that names none.",
     "num_threads": "CPU compute threads. (default: one per physical core)",
+    "enable_prefix_caching": "Reuse computed KV blocks for prompts that start alike.",
+    "overlap_scheduling": "Launch a step before the last one's tokens are read: auto, on, off.",
+    "static_batching": "Start a batch only when the last one has ended; for comparison.",
+    "priority_aging_s": "Waiting this long outweighs one level of priority.",
     "stream_interval_ms": "Least time between two streamed responses of one request.",
     "heartbeat_interval_ms": "A silent request's cancel is noticed after about this long.",
 }

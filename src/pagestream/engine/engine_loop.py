@@ -34,6 +34,8 @@ class AddRequest:
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
+    arrival_time: float
+    """time.monotonic() seconds, at preprocessing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,12 @@ class EngineLoop:
 def _add(engine: LLMEngine, command: AddRequest) -> list[RequestOutput]:
     """A refusal (a full queue, above all) concerns this request alone."""
     try:
-        engine.add_request(command.request_id, command.prompt_token_ids, command.sampling_params)
+        engine.add_request(
+            command.request_id,
+            command.prompt_token_ids,
+            command.sampling_params,
+            command.arrival_time,
+        )
     except ValueError as error:
         return [RequestOutput(command.request_id, [], FinishReason.ERROR, error=str(error))]
     return []

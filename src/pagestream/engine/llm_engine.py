@@ -2,22 +2,29 @@
 
 Owns the scheduler, the KV manager and the runner, and is the only place where they meet. Driven by
 LLM offline and by EngineLoop in the server, through the same calls.
+
+    overlap off:  schedule 1, launch 1, read 1 | schedule 2, launch 2, read 2 | ...
+    overlap on:   schedule 1, launch 1         | schedule 2, launch 2, read 1 | ...
 """
 
 from __future__ import annotations
 
 import secrets
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from pagestream.config import EngineConfig, ModelConfig, resolve_max_model_len
 from pagestream.engine.metrics import EngineStats
-from pagestream.kvcache.kv_cache_manager import KVCacheManager
+from pagestream.kvcache.kv_cache_manager import KVCacheManager, chain_root
 from pagestream.model_store import resolve_model
 from pagestream.request import Request, RequestOutput
 from pagestream.runner.model_runner import ModelRunner
+from pagestream.runner.step_future import StepFuture
 from pagestream.sampling_params import Limits, SamplingParams, validate_prompt
 from pagestream.scheduler.scheduler import Scheduler
+from pagestream.scheduler.scheduler_output import SchedulerOutput
 
 
 class LLMEngine:
@@ -36,7 +43,9 @@ class LLMEngine:
         self._runner = ModelRunner(
             config, self.model_config, Path(directory), max_model_len, progress
         )
-        self._kv = KVCacheManager(self._runner.num_blocks, config.block_size)
+        self._kv = KVCacheManager(
+            self._runner.num_blocks, config.block_size, config.enable_prefix_caching
+        )
         self.limits = Limits(self.model_config.vocab_size, max_model_len, self._kv.pool_tokens)
         self._scheduler = Scheduler(
             self._kv,
@@ -44,16 +53,32 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_waiting=config.max_num_waiting,
             max_seq_len=min(max_model_len, self._kv.pool_tokens),
+            priority_aging_s=config.priority_aging_s,
+            static_batching=config.static_batching,
         )
+        overlap = config.overlap_scheduling
+        self._overlap = overlap == "on" or (
+            overlap == "auto" and self._runner.device.type == "cuda"
+        )
+        self._in_flight: deque[tuple[SchedulerOutput, StepFuture]] = deque()
         self._ended: list[RequestOutput] = []
         self._step_batch_size = 0
         self._generated_tokens = 0
         self._cancelled = 0
+        self._expired = 0
 
     def add_request(
-        self, request_id: str, prompt_token_ids: list[int], sampling_params: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        arrival_time: float | None = None,
     ) -> None:
-        """Queue a request. Raises ValueError (QueueFullError among them), naming the field."""
+        """Queue a request. Raises ValueError (QueueFullError among them), naming the field.
+
+        ``arrival_time``: time.monotonic() when the user sent it, from which its deadline and its
+        place in the order count; None: now.
+        """
         validate_prompt(prompt_token_ids, self.limits)
         sampling_params.validate(self.limits)
         room = min(self.limits.max_model_len, self._kv.pool_tokens) - len(prompt_token_ids)
@@ -61,15 +86,20 @@ class LLMEngine:
         stop_token_ids = frozenset(sampling_params.stop_token_ids)
         if not sampling_params.ignore_eos:
             stop_token_ids |= self.model_config.eos_token_ids
-        seed = sampling_params.seed
+        seed, deadline_ms = sampling_params.seed, sampling_params.deadline_ms
+        arrival_time = time.monotonic() if arrival_time is None else arrival_time
         self._scheduler.add_request(
             Request(
                 request_id=request_id,
-                prompt_token_ids=prompt_token_ids,
+                token_ids=prompt_token_ids.copy(),
+                num_prompt_tokens=len(prompt_token_ids),
                 sampling_params=sampling_params,
                 max_tokens=min(max_tokens, room),
                 stop_token_ids=stop_token_ids,
                 seed=secrets.randbits(64) if seed is None else seed,
+                arrival_time=arrival_time,
+                deadline=None if deadline_ms is None else arrival_time + deadline_ms / 1000,
+                cache_root=chain_root("", sampling_params.cache_salt),
             )
         )
 
@@ -89,15 +119,18 @@ class LLMEngine:
         first-touch memory, thread pools and operator caches. Counters start after it."""
         most = min(self.limits.max_model_len, self._kv.pool_tokens) - 2
         length = max(1, min(self.config.max_num_batched_tokens, most))
-        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prefix_cache=False)
         self.add_request("warm-up", [0] * length, params)
         while self.has_unfinished_requests():
             self.step()
         self._generated_tokens = self._step_batch_size = 0
+        self._scheduler.num_prefix_queries = 0
 
     def has_unfinished_requests(self) -> bool:
         scheduler = self._scheduler
-        return bool(scheduler.num_running or scheduler.num_waiting or self._ended)
+        return bool(
+            scheduler.num_running or scheduler.num_waiting or self._ended or self._in_flight
+        )
 
     def has_room(self) -> bool:
         """Whether a further request would soon run, rather than only wait in the queue."""
@@ -106,29 +139,48 @@ class LLMEngine:
         )
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return what it added, per request."""
-        outputs, self._ended = self._ended, []
+        """Launch one step, read one step (the same, or the one before), return what it added."""
+        expired = self._scheduler.expire(time.monotonic())
+        self._expired += len(expired)
+        outputs, self._ended = self._ended + expired, []
+        launched = self._launch()
+        # A step in flight is left unread only while another one keeps the device busy behind it.
+        keep = 1 if self._overlap and launched else 0
+        while len(self._in_flight) > keep:
+            outputs += self._read()
+        return outputs
+
+    def _launch(self) -> bool:
         scheduled = self._scheduler.schedule()
-        self._step_batch_size = len(scheduled.scheduled)
         if not scheduled.scheduled:
-            # Nothing runs, yet the runner must hear of released rows.
+            # Nothing can run, yet the runner must hear of released rows.
             self._runner.release(scheduled.released_request_ids)
-            return outputs
+            return False
+        self._step_batch_size = len(scheduled.scheduled)
         self._runner.forward(scheduled)
-        future = self._runner.sample()
-        stepped = self._scheduler.update(scheduled, future.result())
-        self._generated_tokens += sum(len(output.token_ids) for output in stepped)
-        return outputs + stepped
+        self._in_flight.append((scheduled, self._runner.sample()))
+        return True
+
+    def _read(self) -> list[RequestOutput]:
+        scheduled, future = self._in_flight.popleft()
+        outputs = self._scheduler.update(scheduled, future.result())
+        self._generated_tokens += sum(len(output.token_ids) for output in outputs)
+        return outputs
 
     @property
     def stats(self) -> EngineStats:
+        scheduler = self._scheduler
         return EngineStats(
-            requests_running=self._scheduler.num_running,
-            requests_waiting=self._scheduler.num_waiting,
+            requests_running=scheduler.num_running,
+            requests_waiting=scheduler.num_waiting,
             kv_blocks_free=self._kv.num_free_blocks,
             kv_blocks_total=self._kv.num_blocks,
+            kv_blocks_cached=self._kv.num_cached_blocks,
             step_batch_size=self._step_batch_size,
             generated_tokens_total=self._generated_tokens,
-            preemptions_total=self._scheduler.num_preemptions,
+            preemptions_total=scheduler.num_preemptions,
             cancelled_total=self._cancelled,
+            expired_total=self._expired,
+            prefix_queries_total=scheduler.num_prefix_queries,
+            prefix_hits_total=scheduler.num_prefix_hits,
         )

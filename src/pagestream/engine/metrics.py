@@ -15,8 +15,14 @@ class EngineStats:
     requests_waiting: int = 0
     kv_blocks_free: int = 0
     kv_blocks_total: int = 0
+    kv_blocks_cached: int = 0
+    """Free blocks that can still be found by their content (part of kv_blocks_free)."""
     step_batch_size: int = 0
     """Requests in the last step."""
     generated_tokens_total: int = 0
     preemptions_total: int = 0
     cancelled_total: int = 0
+    expired_total: int = 0
+    prefix_queries_total: int = 0
+    """Prompt tokens looked up in the prefix cache, and found there (next)."""
+    prefix_hits_total: int = 0

@@ -1,8 +1,9 @@
-"""BlockPool: the fixed set of KV-cache blocks and the queue of free ones.
+"""BlockPool: the fixed set of KV-cache blocks, the queue of free ones, and the index by content.
 
-Owns every Block and its reference count. It does not know requests or tokens; the KV manager asks
-for blocks and gives them back. The free queue is an intrusive doubly linked list, because a block
-must be removable from its middle in O(1) once freed blocks can be found again by their content.
+Owns every Block, its reference count and its hash. It does not know requests; the KV manager asks
+for blocks and gives them back. A freed block keeps its content and can be found again by its hash
+until it is taken for something else, so the free queue is also the eviction order: an intrusive
+doubly linked list, because a found block must leave its middle in O(1).
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections.abc import Iterable
 class Block:
     """One KV-cache block; ``prev_free`` and ``next_free`` are the free queue's own."""
 
-    __slots__ = ("block_id", "next_free", "prev_free", "ref_count")
+    __slots__ = ("block_hash", "block_id", "next_free", "prev_free", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
+        self.block_hash: bytes | None = None
+        """Names the tokens it holds and all before them; None: not to be found."""
         self.prev_free: Block | None = None
         self.next_free: Block | None = None
 
@@ -57,15 +60,22 @@ class FreeBlockQueue:
 
 
 class BlockPool:
-    """``num_blocks`` blocks, each free or referenced."""
+    """``num_blocks`` blocks, each free or referenced; a free one may be cached (have a hash)."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.num_cached_blocks = 0
+        """Free blocks that can still be found by their content."""
         self._free = FreeBlockQueue(Block(block_id) for block_id in range(num_blocks))
+        self._by_hash: dict[bytes, Block] = {}
 
     @property
     def num_free_blocks(self) -> int:
+        """Blocks that could be taken now, cached ones included."""
         return self._free.size
+
+    def find(self, block_hash: bytes) -> Block | None:
+        return self._by_hash.get(block_hash)
 
     def allocate(self, count: int) -> list[Block]:
         """Take ``count`` free blocks, least recently freed first; RuntimeError if too few."""
@@ -73,8 +83,20 @@ class BlockPool:
             raise RuntimeError(f"{count} blocks wanted, {self._free.size} free")
         blocks = [self._free.popleft() for _ in range(count)]
         for block in blocks:
+            if block.block_hash is not None:
+                del self._by_hash[block.block_hash]
+                block.block_hash = None
+                self.num_cached_blocks -= 1
             block.ref_count = 1
         return blocks
+
+    def share(self, blocks: Iterable[Block]) -> None:
+        """Add a reference to each; free ones leave the queue."""
+        for block in blocks:
+            if block.ref_count == 0:
+                self._free.remove(block)
+                self.num_cached_blocks -= 1
+            block.ref_count += 1
 
     def free(self, blocks: Iterable[Block]) -> None:
         """Drop one reference of each; those without any join the free queue in this order."""
@@ -84,3 +106,10 @@ class BlockPool:
             block.ref_count -= 1
             if block.ref_count == 0:
                 self._free.append(block)
+                self.num_cached_blocks += block.block_hash is not None
+
+    def cache(self, block: Block, block_hash: bytes) -> None:
+        """Make a referenced block findable. The first of equal blocks stays the one found."""
+        if block.block_hash is None and block_hash not in self._by_hash:
+            block.block_hash = block_hash
+            self._by_hash[block_hash] = block

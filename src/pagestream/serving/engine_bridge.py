@@ -164,15 +164,18 @@ class EngineBridge:
             self._responder.send_error(response_sender, f"request_key {key!r} is already in use")
             return
         interval = self._config.stream_interval_ms / 1000
+        arrival = submission.arrival_time_ns / 1e9
         self._open[key] = OpenRequest(
             request_key=key,
             response_sender=response_sender,
             text_params=submission.text_params,
             num_prompt_tokens=len(submission.prompt_token_ids),
             interval=interval if submission.stream else UNSTREAMED_INTERVAL_S,
-            arrival=submission.arrival_time_ns / 1e9,
+            arrival=arrival,
         )
-        self._command(AddRequest(key, submission.prompt_token_ids, submission.sampling_params))
+        self._command(
+            AddRequest(key, submission.prompt_token_ids, submission.sampling_params, arrival)
+        )
 
     def _absorb(self, report: StepReport) -> None:
         now = self._last_report = time.monotonic()

@@ -46,9 +46,13 @@ _METRICS = {
     "requests_waiting": "Requests waiting to run",
     "kv_blocks_free": "KV-cache blocks free",
     "kv_blocks_total": "KV-cache blocks in all",
+    "kv_blocks_cached": "KV-cache blocks that are free and kept for reuse",
     "step_batch_size": "Requests in the last step",
     "generated_tokens_total": "Tokens generated",
     "preemptions_total": "Requests preempted for want of KV-cache blocks",
+    "expired_total": "Requests ended by their deadline",
+    "prefix_queries_total": "Prompt tokens looked up in the prefix cache",
+    "prefix_hits_total": "Prompt tokens found in the prefix cache",
     "cancelled_total": "Requests ended before their time by a cancel or a stop",
 }
 
