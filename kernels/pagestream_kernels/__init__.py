@@ -10,14 +10,25 @@ from pagestream_kernels.input_prep import PreparedInputs, prepare_inputs
 from pagestream_kernels.paged_attention import AttentionMetadata, paged_attention, plan_attention
 from pagestream_kernels.rms_norm import fused_add_rms_norm, rms_norm
 from pagestream_kernels.rope_kv_write import rope_kv_write, rope_table
-from pagestream_kernels.sampling import filter_top_k_top_p, gumbel_argmax
+from pagestream_kernels.sampling import (
+    Logprobs,
+    apply_penalties,
+    filter_min_p,
+    filter_top_k_top_p,
+    gather_logprobs,
+    gumbel_argmax,
+)
 from pagestream_kernels.silu_and_mul import silu_and_mul
 
 __all__ = [
     "AttentionMetadata",
+    "Logprobs",
     "PreparedInputs",
+    "apply_penalties",
+    "filter_min_p",
     "filter_top_k_top_p",
     "fused_add_rms_norm",
+    "gather_logprobs",
     "gumbel_argmax",
     "paged_attention",
     "plan_attention",

@@ -11,14 +11,15 @@ from pagestream.request import FinishReason
 from pagestream.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from pagestream.engine.llm import LLM, Completion
+    from pagestream.engine.completion import Completion
+    from pagestream.engine.llm import LLM
 
 __all__ = ["LLM", "Completion", "EngineConfig", "FinishReason", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
     if name in {"LLM", "Completion"}:
-        from pagestream.engine import llm  # noqa: PLC0415 (deferred on purpose)
+        from pagestream.engine import completion, llm  # noqa: PLC0415 (deferred on purpose)
 
-        return getattr(llm, name)
+        return llm.LLM if name == "LLM" else completion.Completion
     raise AttributeError(f"module 'pagestream' has no attribute {name!r}")

@@ -60,10 +60,23 @@ class Request:
     num_steps_in_flight: int = 0
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when it first ran."""
+    queued_s: float | None = None
+    """From arrival to when it first ran."""
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of one token, under the model's own distribution; the best ones come most likely first."""
+
+    logprob: float
+    rank: int
+    """1: no token is more likely."""
+    top_ids: list[int]
+    top_logprobs: list[float]
 
 
 @dataclass(slots=True)
@@ -72,6 +85,8 @@ class RequestOutput:
 
     request_id: str
     token_ids: list[int]
+    index: int = 0
+    """Which of the request's n answers."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop_token_id that ended the request, or "deadline"; None for an end-of-sequence id, a
@@ -79,4 +94,11 @@ class RequestOutput:
     error: str | None = None
     """With finish_reason error: a message fit for the user."""
     num_cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache; with the first tokens only."""
+    """Prompt tokens found in the prefix cache; with the first tokens only, as is the next."""
+    queued_s: float | None = None
+    """From arrival to when it first ran."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each of token_ids, if wanted."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One for each prompt token, if wanted; None for the first, which nothing precedes. With the
+    first tokens only."""

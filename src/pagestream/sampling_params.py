@@ -8,18 +8,18 @@ gates (preprocessing and the engine bridge) call the same two.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-MAX_STOP_TOKEN_IDS = 128
-MAX_STOP_STRINGS = 64
-MAX_CACHE_SALT_CHARS = 256
-MAX_STOP_STRING_CHARS = 1024
-TEXT_FIELDS = frozenset({"stop", "include_stop_str_in_output", "skip_special_tokens"})
-"""Fields about text: they concern whoever decodes, not the engine."""
+from pagestream import checks
+
 MAX_TOKENS_FLOOR = 4096
 """Client frameworks send max_tokens of a few thousand by default, so no smaller limit refuses."""
+MAX_LOGPROBS = 20
+MAX_N = 32
+TEXT_FIELDS = frozenset({"stop", "include_stop_str_in_output", "skip_special_tokens", "bad_words"})
+"""Fields about text: they concern whoever has the tokenizer, not the engine."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,50 @@ class SamplingParams:
 
     max_tokens: int | None = None
     """Output limit, 1 to max(max_model_len, 4096); None: the engine's default_max_tokens."""
+    min_tokens: int = 0
+    """No stop of any kind before this many output tokens."""
+    n: int = 1
+    """Answers to the same prompt, 1 to 32, each with draws of its own."""
+    seed: int | None = None
+    """0 to 2**64 - 1; None: a fresh one per request."""
     temperature: float | None = None
     """0 (greedy; so is anything below 1e-5) to 100; None: generation_config's, else 1."""
     top_k: int | None = None
     """0 or -1: off; None: generation_config's, else off."""
     top_p: float | None = None
     """0 (greedy) to 1 (off); None: generation_config's, else 1."""
-    seed: int | None = None
-    """0 to 2**64 - 1; None: a fresh one per request."""
-    min_tokens: int = 0
-    """No stop of any kind before this many output tokens."""
+    min_p: float = 0.0
+    """0 (off) to 1: least probability, as a share of the most likely token's."""
+    repetition_penalty: float = 1.0
+    """Above 0 to 10; over 1 makes tokens of prompt and output less likely."""
+    presence_penalty: float = 0.0
+    """-2 to 2, off each token that is in the output."""
+    frequency_penalty: float = 0.0
+    """-2 to 2, off each token as often as it is in the output."""
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    """Token id -> what is added to its logit, -100 to 100; at most 1,024 entries."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Nothing else is ever drawn; None: everything is allowed."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that are never completed, with or without a space before them; at most 64."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """The same as token ids; at most 256 sequences of 64."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the request, at most 64 of 1,024 characters; a single string is one of them,
+    and empty ones are none."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end the request beside the model's end-of-sequence ids."""
+    """Ids that end the request beside the model's end-of-sequence ids; at most 128."""
     ignore_eos: bool = False
     """Go on after an end-of-sequence id (stop_token_ids still stop)."""
+    include_stop_str_in_output: bool = False
+    """Whether the answer's text ends with the stop string or stop token, or before it."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    logprobs: int | None = None
+    """Log-probabilities of each output token and of this many best ones, 0 to 20; of the model's
+    own distribution, before any processor. None: none."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens. Such a request reads nothing from the prefix cache."""
     priority: int = 0
     """-100 (urgent) to 100: as if it had come that many priority_aging_s later."""
     deadline_ms: int | None = None
@@ -68,62 +98,38 @@ class SamplingParams:
     """Use KV that other requests left for the same tokens, and leave its own."""
     cache_salt: str = ""
     """KV is shared only between requests with the same salt, of at most 256 characters."""
-    stop: tuple[str, ...] = ()
-    """Texts that end the request, at most 64 of 1024 characters; a single string is one of them,
-    and empty ones are none."""
-    include_stop_str_in_output: bool = False
-    """Whether the answer's text ends with the stop string or stop token, or before it."""
-    skip_special_tokens: bool = True
-    """Leave special tokens out of the text."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
-        _integer("max_tokens", self.max_tokens, 1, None)
-        _real("temperature", self.temperature, 0.0, 100.0)
-        _integer("top_k", self.top_k, -1, 2**31 - 1)
-        _real("top_p", self.top_p, 0.0, 1.0)
-        _integer("seed", self.seed, 0, 2**64 - 1)
-        _integer("min_tokens", self.min_tokens, 0, None)
-        for name in ("min_tokens", "priority"):
-            if getattr(self, name) is None:
-                raise ValueError(f"{name} must be an integer, got None")
-        _integer("priority", self.priority, -100, 100)
-        _integer("deadline_ms", self.deadline_ms, 1, 24 * 3600 * 1000)
-        if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_CACHE_SALT_CHARS:
-            raise ValueError(
-                f"cache_salt must be a string of at most {MAX_CACHE_SALT_CHARS} characters, "
-                f"got {self.cache_salt!r:.300}"
-            )
-        for name in _BOOLEANS:
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
-        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens is {self.min_tokens}, above max_tokens which is {self.max_tokens}"
             )
+        if self.allowed_token_ids == ():
+            raise ValueError("allowed_token_ids is empty: nothing could be drawn")
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        return self.prefix_cache and self.prompt_logprobs is None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
+        unknown = sorted(set(values) - _CHECKS.keys())
         if unknown:
             raise ValueError(
                 f"unknown sampling parameter {', '.join(map(repr, unknown))}; "
-                f"known: {', '.join(sorted(known))}"
+                f"known: {', '.join(sorted(_CHECKS))}"
             )
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the fields left at their defaults."""
-        values = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        }
+        default = SamplingParams()
         return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in values.items()
+            item.name: getattr(self, item.name)
+            for item in dataclasses.fields(self)
+            if getattr(self, item.name) != getattr(default, item.name)
         }
 
     def validate(self, limits: Limits) -> None:
@@ -137,10 +143,40 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, above max_model_len "
                 f"which is {limits.max_model_len}"
             )
-        check_token_ids("stop_token_ids", self.stop_token_ids, limits.vocab_size)
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            check_token_ids(name, getattr(self, name) or (), limits.vocab_size)
+        for sequence in self.bad_words_token_ids:
+            check_token_ids("bad_words_token_ids", sequence, limits.vocab_size)
 
 
-_BOOLEANS = ("ignore_eos", "prefix_cache", "include_stop_str_in_output", "skip_special_tokens")
+_CHECKS: dict[str, checks.Check] = {
+    "max_tokens": checks.integer(1, optional=True),
+    "min_tokens": checks.integer(0),
+    "n": checks.integer(1, MAX_N),
+    "seed": checks.integer(0, 2**64 - 1, optional=True),
+    "temperature": checks.real(0.0, 100.0, optional=True),
+    "top_k": checks.integer(-1, 2**31 - 1, optional=True),
+    "top_p": checks.real(0.0, 1.0, optional=True),
+    "min_p": checks.real(0.0, 1.0),
+    "repetition_penalty": checks.real(0.0, 10.0, above_least=True),
+    "presence_penalty": checks.real(-2.0, 2.0),
+    "frequency_penalty": checks.real(-2.0, 2.0),
+    "logit_bias": checks.biases(1024, 100.0),
+    "allowed_token_ids": checks.ids(1 << 20, optional=True),
+    "bad_words": checks.strings(64, 256),
+    "bad_words_token_ids": checks.id_sequences(256, 64),
+    "stop": checks.strings(64, 1024),
+    "stop_token_ids": checks.ids(128),
+    "ignore_eos": checks.boolean,
+    "include_stop_str_in_output": checks.boolean,
+    "skip_special_tokens": checks.boolean,
+    "logprobs": checks.integer(0, MAX_LOGPROBS, optional=True),
+    "prompt_logprobs": checks.integer(0, MAX_LOGPROBS, optional=True),
+    "priority": checks.integer(-100, 100),
+    "deadline_ms": checks.integer(1, 24 * 3600 * 1000, optional=True),
+    "prefix_cache": checks.boolean,
+    "cache_salt": checks.text(256),
+}
 
 
 def validate_prompt(
@@ -166,51 +202,7 @@ def validate_prompt(
     check_token_ids(name, prompt_token_ids, limits.vocab_size)
 
 
-def check_token_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> None:
-    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-        bad = next(i for i in ids if not 0 <= i < vocab_size)
+def check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    bad = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+    if bad is not None:
         raise ValueError(f"{name} contains {bad}, outside the vocabulary (0 to {vocab_size - 1})")
-
-
-def _integer(name: str, value: Any, least: int, most: int | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    if value < least or (most is not None and value > most):
-        upper = "" if most is None else f" and at most {most}"
-        raise ValueError(f"{name} must be at least {least}{upper}, got {value}")
-
-
-def _real(name: str, value: Any, least: float, most: float) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    if not least <= value <= most:  # NaN compares false
-        raise ValueError(f"{name} must be between {least:g} and {most:g}, got {value}")
-
-
-def _ids(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{name} must be a list of token ids, got {value!r}")
-    if len(value) > MAX_STOP_TOKEN_IDS:
-        raise ValueError(f"{name} has {len(value)} entries, above the limit {MAX_STOP_TOKEN_IDS}")
-    for item in value:
-        if isinstance(item, bool) or not isinstance(item, int):
-            raise ValueError(f"{name} must hold integers, got {item!r}")
-    return tuple(value)
-
-
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    value = [value] if isinstance(value, str) else value
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"{name} must be a string or a list of strings, got {value!r}")
-    if len(value) > MAX_STOP_STRINGS:
-        raise ValueError(f"{name} has {len(value)} strings, above the limit {MAX_STOP_STRINGS}")
-    longest = max(map(len, value), default=0)
-    if longest > MAX_STOP_STRING_CHARS:
-        raise ValueError(
-            f"{name} has a string of {longest} characters, above the limit {MAX_STOP_STRING_CHARS}"
-        )
-    return tuple(item for item in value if item)

@@ -79,3 +79,20 @@ def test_ids_equal_the_reference(smollm2, options):
 def test_ids_equal_the_reference_one_by_one(smollm2):
     engine = LLMEngine(EngineConfig(str(smollm2), max_num_seqs=1, max_num_batched_tokens=512))
     assert check(engine) >= 750
+
+
+def test_logprobs_equal_the_reference(smollm2):
+    """Within 1e-4 of transformers', for the chosen token and the five best, at every step."""
+    engine = LLMEngine(EngineConfig(str(smollm2), max_num_batched_tokens=512))
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=5)
+    prompts = [prompt for prompt in GOLDEN["prompts"] if len(prompt["prompt_ids"]) < 100]
+    for prompt in prompts:
+        engine.add_request(prompt["name"], prompt["prompt_ids"], params)
+    found = {prompt["name"]: [] for prompt in prompts}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            found[output.request_id] += output.logprobs
+    for prompt in prompts:
+        for item, top in zip(found[prompt["name"]], prompt["top5"], strict=True):
+            assert item.top_logprobs == pytest.approx(top["logprobs"], abs=1e-4)
+            assert item.logprob == pytest.approx(top["logprobs"][0], abs=1e-4)

@@ -80,3 +80,78 @@ def test_refusals_come_before_anything_runs(llm, arguments, words):
 def test_unknown_engine_option_raises(smollm2):
     with pytest.raises(ValueError, match="unknown config key 'max_seqs'"):
         LLM(str(smollm2), max_seqs=3)
+
+
+def test_stream_gives_the_completion_in_parts(llm):
+    whole = llm.generate("1, 2, 3,", GREEDY, use_tqdm=False)[0]
+    deltas = list(llm.stream("1, 2, 3,", GREEDY))
+    assert "".join(delta.text for delta in deltas) == whole.text
+    assert [token for delta in deltas for token in delta.token_ids] == whole.token_ids
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert str(deltas[-1].finish_reason) == "length"
+
+
+def test_leaving_a_stream_early_aborts_it(llm):
+    for _ in llm.stream("Hello", SamplingParams(max_tokens=500, ignore_eos=True)):
+        break
+    assert not llm.engine.has_unfinished_requests()
+    assert llm.engine.stats.kv_blocks_free == llm.engine.stats.kv_blocks_total
+
+
+def test_chat(llm, smollm2):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    (one,) = llm.chat(messages, params, use_tqdm=False)
+    assert "Paris" in one.text
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert one.prompt_token_ids == rendered
+    both = llm.chat([messages, messages], params, use_tqdm=False)
+    assert [completion.text for completion in both] == [one.text] * 2
+    assert "".join(delta.text for delta in llm.stream(messages, params)) == one.text
+    with pytest.raises(ValueError, match="messages"):
+        llm.chat([{"role": "user"}], params)
+
+
+def test_n_answers_follow_one_another(llm):
+    params = SamplingParams(n=3, temperature=2.0, seed=1, max_tokens=6, ignore_eos=True)
+    completions = llm.generate(["Hello", "World"], params, use_tqdm=False)
+    assert [completion.index for completion in completions] == [0, 1, 2] * 2
+    assert len({completion.text for completion in completions}) == 6
+
+
+def test_results_carry_timing_cache_hits_and_logprobs(llm):
+    prompt = "word " * 100
+    params = SamplingParams(
+        temperature=0, max_tokens=5, ignore_eos=True, logprobs=2, cache_salt="timing"
+    )
+    (first,) = llm.generate(prompt, params, use_tqdm=False)
+    (second,) = llm.generate(prompt, params, use_tqdm=False)
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 64)
+    assert first.token_ids == second.token_ids
+    timing = second.timing
+    assert 0 <= timing.queued_s <= timing.ttft_s <= timing.e2e_s
+    assert timing.token_times_s == sorted(timing.token_times_s)
+    assert len(timing.token_times_s) == len(second.logprobs) == 5
+    assert timing.tpot_s > 0
+    assert all(item.rank == 1 for item in second.logprobs)
+    assert [item.top_ids[0] for item in second.logprobs] == second.token_ids
+
+
+def test_bad_words_in_every_spelling(llm):
+    prompt = "The capital of France is the city of"
+    plain = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+    assert " Paris" in plain.text
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=["Paris"])
+    assert "Paris" not in llm.generate(prompt, params, use_tqdm=False)[0].text
+
+
+def test_more_prompts_than_the_queue_holds(smollm2):
+    llm = LLM(str(smollm2), num_blocks=20, max_num_seqs=2, max_num_waiting=2)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    assert len(llm.generate(["a"] * 9, params, use_tqdm=False)) == 9
+    with pytest.raises(ValueError, match="max_num_waiting"):
+        llm.generate("a", SamplingParams(n=3), use_tqdm=False)
+    assert not llm.engine.has_unfinished_requests()

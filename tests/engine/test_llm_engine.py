@@ -1,5 +1,6 @@
 """The engine on a tiny random model: token for token what a naive full recompute gives."""
 
+import dataclasses
 import random
 
 import pytest
@@ -10,6 +11,8 @@ from pagestream.engine.llm_engine import LLMEngine
 from pagestream.sampling_params import SamplingParams
 
 NUM_TOKENS = 24
+TOLERANCE = 1e-3
+"""Of logprobs: the tiny model's logits are in the hundreds, where float32 is this coarse."""
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +231,100 @@ def test_batches_are_counted(tiny_model, prompts):
     assert engine.stats.step_batch_size == len(prompts)
     assert engine.stats.requests_running == len(prompts)
     assert engine.stats.generated_tokens_total == len(prompts)
+
+
+def collect(engine, request_id, prompt, params):
+    """All outputs of one request, by index."""
+    engine.add_request(request_id, prompt, params)
+    outputs = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            outputs.setdefault(output.index, []).append(output)
+    return outputs
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7}, {"num_blocks": 12}])
+def test_logprobs_equal_a_transformers_forward_pass(tiny_model, prompts, options):
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    engine = make_engine(tiny_model, **options)
+    params = SamplingParams(
+        temperature=1.0, seed=3, max_tokens=8, ignore_eos=True, logprobs=4, prompt_logprobs=3
+    )
+    for index, prompt in enumerate(prompts):
+        engine.add_request(str(index), prompt, params)
+    outputs = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            outputs.setdefault(int(output.request_id), []).append(output)
+    for index, prompt in enumerate(prompts):
+        (first, *_) = outputs[index]
+        tokens = [token for output in outputs[index] for token in output.token_ids]
+        found = [item for output in outputs[index] for item in output.logprobs]
+        assert len(found) == len(tokens) == 8
+        assert first.prompt_logprobs[0] is None
+        assert len(first.prompt_logprobs) == len(prompt)
+        assert all(output.prompt_logprobs is None for output in outputs[index][1:])
+        with torch.inference_mode():
+            exact = model(torch.tensor([prompt + tokens])).logits[0].log_softmax(-1)
+        rows = first.prompt_logprobs[1:] + found
+        for position, (item, token) in enumerate(zip(rows, (prompt + tokens)[1:], strict=True)):
+            row = exact[position]
+            assert item.logprob == pytest.approx(row[token].item(), abs=TOLERANCE)
+            k = 3 if position < len(prompt) - 1 else 4
+            best = row.topk(k).values.tolist()
+            assert item.top_logprobs == pytest.approx(best, abs=TOLERANCE)
+
+
+def test_prompt_logprobs_read_nothing_from_the_prefix_cache(tiny_model, prompts):
+    engine = make_engine(tiny_model)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    runs = [collect(engine, name, prompts[-1], params)[0][0] for name in "ab"]
+    assert runs[1].num_cached_tokens == 0
+    assert runs[0].prompt_logprobs == runs[1].prompt_logprobs
+    assert collect(engine, "c", prompts[-1], SamplingParams(max_tokens=1))[0][0].num_cached_tokens
+
+
+def test_n_answers_have_draws_of_their_own_from_one_seed(tiny_model, prompts):
+    params = dataclasses.replace(SEEDED, n=5, temperature=4.0, top_k=0, top_p=1.0)
+    answers = []
+    for options in ({}, {"num_blocks": 12}, {"max_num_seqs": 2}):
+        engine = make_engine(tiny_model, **options)
+        outputs = collect(engine, "a", prompts[4], params)
+        answers.append([[t for o in outputs[i] for t in o.token_ids] for i in range(5)])
+        assert all(outputs[i][-1].finish_reason is not None for i in range(5))
+    assert answers[0] == answers[1] == answers[2]
+    assert len({tuple(answer) for answer in answers[0]}) == 5
+    single = collect(engine, "b", prompts[4], dataclasses.replace(params, n=1))
+    assert [t for o in single[0] for t in o.token_ids] == answers[0][0]
+
+
+def test_one_of_n_can_be_aborted(tiny_model, prompts):
+    engine = make_engine(tiny_model)
+    engine.add_request("a", prompts[0], SamplingParams(n=3, max_tokens=20, ignore_eos=True))
+    engine.step()
+    engine.abort_request("a", 1)
+    ended = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finish_reason is not None:
+                ended[output.index] = str(output.finish_reason)
+    assert ended == {0: "length", 1: "abort", 2: "length"}
+
+
+def test_n_counts_against_the_queue(tiny_model, prompts):
+    engine = make_engine(tiny_model, max_num_waiting=4)
+    with pytest.raises(ValueError, match="5 came, and max_num_waiting is 4"):
+        engine.add_request("a", prompts[0], SamplingParams(n=5))
+    assert not engine.has_unfinished_requests()
+    engine.add_request("a", prompts[0], SamplingParams(n=4, max_tokens=1))
+
+
+def test_penalties_survive_a_preemption(tiny_model, prompts):
+    params = SamplingParams(
+        temperature=0, frequency_penalty=2.0, repetition_penalty=1.5, max_tokens=NUM_TOKENS
+    )
+    squeezed = make_engine(tiny_model, num_blocks=12)
+    assert run(squeezed, prompts, params) == run(make_engine(tiny_model), prompts, params)
+    assert squeezed.stats.preemptions_total > 0

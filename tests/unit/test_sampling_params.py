@@ -96,7 +96,7 @@ def test_longest_prompt_that_fits():
 
 def test_dict_round_trip_drops_defaults():
     params = SamplingParams(max_tokens=3, stop="x", stop_token_ids=[1, 2])
-    assert params.to_dict() == {"max_tokens": 3, "stop": ["x"], "stop_token_ids": [1, 2]}
+    assert params.to_dict() == {"max_tokens": 3, "stop": ("x",), "stop_token_ids": (1, 2)}
     assert SamplingParams.from_dict(params.to_dict()) == params
     assert SamplingParams().to_dict() == {}
 

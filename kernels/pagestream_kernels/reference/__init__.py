@@ -4,12 +4,22 @@ from pagestream_kernels.reference.input_prep import prepare_inputs
 from pagestream_kernels.reference.paged_attention import paged_attention
 from pagestream_kernels.reference.rms_norm import fused_add_rms_norm, rms_norm
 from pagestream_kernels.reference.rope_kv_write import rope_kv_write
-from pagestream_kernels.reference.sampling import filter_top_k_top_p, gumbel_argmax, uniforms
+from pagestream_kernels.reference.sampling import (
+    apply_penalties,
+    filter_min_p,
+    filter_top_k_top_p,
+    gather_logprobs,
+    gumbel_argmax,
+    uniforms,
+)
 from pagestream_kernels.reference.silu_and_mul import silu_and_mul
 
 __all__ = [
+    "apply_penalties",
+    "filter_min_p",
     "filter_top_k_top_p",
     "fused_add_rms_norm",
+    "gather_logprobs",
     "gumbel_argmax",
     "paged_attention",
     "prepare_inputs",

@@ -12,6 +12,35 @@ _MASK = 0xFFFFFFFF
 _SALT = 0x9E3779B9
 
 
+def apply_penalties(
+    logits: torch.Tensor,
+    in_prompt: torch.Tensor,
+    output_counts: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+) -> torch.Tensor:
+    in_output = output_counts > 0
+    factor = torch.where(in_prompt | in_output, repetition[:, None], 1.0)
+    logits = torch.where(logits > 0, logits / factor, logits * factor)
+    return logits - presence[:, None] * in_output - frequency[:, None] * output_counts
+
+
+def filter_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    threshold = logits.amax(dim=-1, keepdim=True) + min_p.log()[:, None]
+    return logits.masked_fill(logits < threshold, float("-inf"))
+
+
+def gather_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, k: int
+) -> tuple[torch.Tensor, ...]:
+    logprobs = logits.log_softmax(dim=-1)
+    chosen = logprobs.gather(-1, token_ids[:, None])
+    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    top_logprobs, top_ids = logprobs.topk(k, dim=-1)
+    return chosen[:, 0], ranks, top_ids, top_logprobs
+
+
 def filter_top_k_top_p(
     logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
 ) -> torch.Tensor:

@@ -143,5 +143,9 @@ def _add(engine: LLMEngine, command: AddRequest) -> list[RequestOutput]:
             command.arrival_time,
         )
     except ValueError as error:
-        return [RequestOutput(command.request_id, [], FinishReason.ERROR, error=str(error))]
+        return [
+            RequestOutput(
+                command.request_id, [], finish_reason=FinishReason.ERROR, error=str(error)
+            )
+        ]
     return []

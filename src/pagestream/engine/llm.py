@@ -1,36 +1,28 @@
 """LLM: the offline API. Prompts in, completions out, over the same LLMEngine.step as the server.
 
-Owns one LLMEngine and one Tokenizer, and one StreamDecoder per running request. Not for several
-threads at once. Everything is validated before anything is queued.
+Owns one LLMEngine and one Tokenizer, and one CompletionBuilder per running answer. Not for several
+threads at once (AsyncLLM is). Everything is validated before anything is queued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from pagestream.config import EngineConfig
+from pagestream.engine.completion import Completion, CompletionBuilder, Delta
 from pagestream.engine.llm_engine import LLMEngine
 from pagestream.model_store import resolve_model
-from pagestream.request import FinishReason, RequestOutput
-from pagestream.sampling_params import SamplingParams, validate_prompt
-from pagestream.text.stream_decoder import StreamDecoder
+from pagestream.request import RequestOutput
+from pagestream.sampling_params import Limits, SamplingParams, validate_prompt
 from pagestream.text.tokenizer import Tokenizer
 
-
-@dataclass(slots=True)
-class Completion:
-    """One finished request."""
-
-    prompt_token_ids: list[int]
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    """The stop string or stop_token_id that matched; None otherwise."""
+Params = SamplingParams | Sequence[SamplingParams] | None
+Messages = Sequence[dict[str, Any]]
 
 
 class LLM:
@@ -42,7 +34,6 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         self._engine = LLMEngine(EngineConfig.from_dict({"model": model, **options}))
         self._tokenizer = Tokenizer(resolve_model(model))
-        self._num_requests = 0
 
     @property
     def engine(self) -> LLMEngine:
@@ -51,60 +42,61 @@ class LLM:
     def generate(
         self,
         prompts: str | Sequence[str] | None = None,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
-        """Complete every prompt; results are in the order of the prompts.
+        """Complete every prompt; results in the order of the prompts, n for each.
 
         Give either texts or token ids, and one SamplingParams for all or one for each. Raises
         ValueError, before anything runs, naming the prompt and the field that is wrong.
         """
-        ids = self._prompt_ids(prompts, prompt_token_ids)
-        params = _per_prompt(sampling_params, len(ids))
-        for index, (prompt, param) in enumerate(zip(ids, params, strict=True)):
-            try:
-                validate_prompt(prompt, self._engine.limits, "the prompt")
-                param.validate(self._engine.limits)
-            except ValueError as error:
-                raise ValueError(f"prompt {index}: {error}") from None
-        return _Generation(self._engine, self._tokenizer, ids, params, use_tqdm).run()
+        ids = prompt_ids(self._tokenizer, prompts, prompt_token_ids)
+        return self._run(ids, sampling_params, use_tqdm)
 
-    def _prompt_ids(
+    def chat(
         self,
-        prompts: str | Sequence[str] | None,
-        prompt_token_ids: Sequence[Sequence[int]] | None,
-    ) -> list[list[int]]:
-        if (prompts is None) == (prompt_token_ids is None):
-            raise ValueError("give either prompts or prompt_token_ids")
-        if prompt_token_ids is not None:
-            if any(isinstance(prompt, (int, str)) for prompt in prompt_token_ids):
-                raise ValueError("prompt_token_ids must be a list of lists of token ids")
-            for prompt in prompt_token_ids:
-                for token_id in prompt:
-                    if isinstance(token_id, bool) or not isinstance(token_id, int):
-                        raise ValueError(f"prompt_token_ids must hold integers, got {token_id!r}")
-            return [list(prompt) for prompt in prompt_token_ids]
-        texts = [prompts] if isinstance(prompts, str) else list(prompts or ())
-        for text in texts:
-            if not isinstance(text, str):
-                raise ValueError(f"prompts must hold strings, got {text!r}")
-        return [self._tokenizer.encode(text) for text in texts]
+        conversations: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[Completion]:
+        """Answer one conversation or several, each a list of {role, content}, rendered by the
+        model's own template. Otherwise as ``generate``."""
+        ids = chat_ids(self._tokenizer, conversations)
+        return self._run(ids, sampling_params, use_tqdm)
 
+    def stream(
+        self,
+        prompt: str | Sequence[int] | Messages,
+        sampling_params: SamplingParams | None = None,
+    ) -> Iterator[Delta]:
+        """What each step adds to the answer to one prompt: a text, token ids, or a conversation.
 
-def _per_prompt(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ValueError(f"{count} prompts but {len(params)} sampling_params")
-    return list(params)
+        Leaving the iterator early aborts the request.
+        """
+        ids = one_prompt_ids(self._tokenizer, prompt)
+        (params,) = check_requests(self._tokenizer, self._engine.limits, [ids], sampling_params)
+        return self._deltas(_Generation(self._engine, self._tokenizer, [ids], [params], False))
+
+    def _run(self, ids: list[list[int]], params: Params, use_tqdm: bool) -> list[Completion]:
+        checked = check_requests(self._tokenizer, self._engine.limits, ids, params)
+        generation = _Generation(self._engine, self._tokenizer, ids, checked, use_tqdm)
+        for _ in self._deltas(generation):
+            pass
+        return generation.completions
+
+    def _deltas(self, generation: _Generation) -> Iterator[Delta]:
+        try:
+            while generation.unfinished:
+                yield from generation.step()
+        finally:
+            generation.close()
 
 
 class _Generation:
-    """One call of generate."""
+    """The answers to some prompts, run together to their end."""
 
     def __init__(
         self,
@@ -115,61 +107,130 @@ class _Generation:
         use_tqdm: bool,
     ) -> None:
         self._engine = engine
-        self._params = params
-        self._completions = [Completion(prompt) for prompt in prompts]
-        self._decoders = [
-            StreamDecoder(
-                tokenizer.token_bytes,
-                tokenizer.prompt_tail(prompt),
-                stop=param.stop,
-                skip_special_tokens=param.skip_special_tokens,
-                include_stop_str_in_output=param.include_stop_str_in_output,
-                min_tokens=param.min_tokens,
-            )
-            for prompt, param in zip(prompts, params, strict=True)
+        self._requests = list(zip(prompts, params, strict=True))
+        self._arrival_time = time.monotonic()
+        self._builders = [
+            [
+                CompletionBuilder(tokenizer, prompt, param, self._arrival_time, index)
+                for index in range(param.n)
+            ]
+            for prompt, param in self._requests
         ]
-        self._num_output_tokens = 0
-        self._progress = tqdm(
-            total=len(prompts), desc="Completions", unit="prompt", disable=not use_tqdm
-        )
+        self._num_queued = 0
+        self._num_tokens = 0
+        total = sum(map(len, self._builders))
+        self._progress = tqdm(total=total, desc="Completions", unit="answer", disable=not use_tqdm)
 
-    def run(self) -> list[Completion]:
-        queued = 0
-        try:
-            while queued < len(self._completions) or self._engine.has_unfinished_requests():
-                # A queue one batch deep keeps the engine full and leaves its limit out of sight.
-                while queued < len(self._completions) and self._engine.has_room():
-                    prompt = self._completions[queued].prompt_token_ids
-                    self._engine.add_request(str(queued), prompt, self._params[queued])
-                    queued += 1
-                for output in self._engine.step():
-                    self._take(int(output.request_id), output)
-        finally:
-            self._progress.close()
-            self._engine.abort_all()
-            while self._engine.has_unfinished_requests():
-                self._engine.step()
-        return self._completions
+    @property
+    def completions(self) -> list[Completion]:
+        return [builder.completion for answers in self._builders for builder in answers]
 
-    def _take(self, index: int, output: RequestOutput) -> None:
-        completion = self._completions[index]
-        if completion.finish_reason is not None:
-            return
-        decoder = self._decoders[index]
-        delta = decoder.append(
-            output.token_ids, last_is_stop=output.finish_reason is FinishReason.STOP
-        )
-        completion.text += delta.text
-        completion.token_ids += output.token_ids[: delta.num_tokens]
-        self._num_output_tokens += delta.num_tokens
-        if delta.stop is not None:
-            completion.finish_reason, completion.stop_reason = FinishReason.STOP, delta.stop
-            self._engine.abort_request(output.request_id)
-        elif output.finish_reason is not None:
-            completion.text += decoder.finish()
-            completion.finish_reason = output.finish_reason
-            completion.stop_reason = output.stop_reason
-        if completion.finish_reason is not None:
-            elapsed = self._progress.format_dict["elapsed"] or 1e-9
-            self._progress.set_postfix_str(f"{self._num_output_tokens / elapsed:.0f} tok/s")
+    @property
+    def unfinished(self) -> bool:
+        return self._num_queued < len(self._requests) or self._engine.has_unfinished_requests()
+
+    def step(self) -> Iterator[Delta]:
+        # A queue one batch deep keeps the engine full and leaves its limit out of sight.
+        while self._num_queued < len(self._requests) and self._engine.has_room(
+            self._requests[self._num_queued][1].n
+        ):
+            prompt, params = self._requests[self._num_queued]
+            self._engine.add_request(str(self._num_queued), prompt, params, self._arrival_time)
+            self._num_queued += 1
+        now = None
+        for output in self._engine.step():
+            now = now or time.monotonic()
+            delta = self._take(output, now)
+            if delta is not None:
+                yield delta
+
+    def close(self) -> None:
+        """Abort whatever is left, and leave the engine empty."""
+        self._progress.close()
+        self._engine.abort_all()
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+
+    def _take(self, output: RequestOutput, now: float) -> Delta | None:
+        builder = self._builders[int(output.request_id)][output.index]
+        delta = builder.take(output, now)
+        if delta is None:
+            return None
+        self._num_tokens += len(delta.token_ids)
+        if builder.finished:
+            if output.finish_reason is None:
+                self._engine.abort_request(output.request_id, output.index)
+            rate = self._num_tokens / max(now - self._arrival_time, 1e-9)
+            self._progress.set_postfix_str(f"{rate:.0f} tok/s")
             self._progress.update()
+        return delta
+
+
+def check_requests(
+    tokenizer: Tokenizer, limits: Limits, prompts: list[list[int]], params: Params
+) -> list[SamplingParams]:
+    """One SamplingParams per prompt, with bad_words as ids. ValueError names the prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        each = [params or SamplingParams()] * len(prompts)
+    elif len(params) == len(prompts):
+        each = list(params)
+    else:
+        raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling_params")
+    checked = []
+    for index, (prompt, param) in enumerate(zip(prompts, each, strict=True)):
+        try:
+            validate_prompt(prompt, limits, "the prompt")
+            checked.append(with_bad_words(tokenizer, param))
+            checked[-1].validate(limits)
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from None
+    return checked
+
+
+def with_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
+    """bad_words added to bad_words_token_ids."""
+    if not params.bad_words:
+        return params
+    found = tuple(map(tuple, tokenizer.bad_word_sequences(params.bad_words)))
+    sequences = params.bad_words_token_ids + found
+    return dataclasses.replace(params, bad_words=(), bad_words_token_ids=sequences)
+
+
+def prompt_ids(
+    tokenizer: Tokenizer,
+    prompts: str | Sequence[str] | None,
+    prompt_token_ids: Sequence[Sequence[int]] | None,
+) -> list[list[int]]:
+    if (prompts is None) == (prompt_token_ids is None):
+        raise ValueError("give either prompts or prompt_token_ids")
+    if prompt_token_ids is not None:
+        if any(isinstance(prompt, (int, str)) for prompt in prompt_token_ids):
+            raise ValueError("prompt_token_ids must be a list of lists of token ids")
+        return [_checked_ids(prompt) for prompt in prompt_token_ids]
+    texts = [prompts] if isinstance(prompts, str) else list(prompts or ())
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"prompts must hold strings, got {text!r}")
+    return [tokenizer.encode(text) for text in texts]
+
+
+def chat_ids(tokenizer: Tokenizer, conversations: Messages | Sequence[Messages]) -> list[list[int]]:
+    first = conversations[0] if conversations else None
+    each: Any = [conversations] if isinstance(first, dict) else conversations
+    return [tokenizer.encode_chat(list(messages)) for messages in each]
+
+
+def one_prompt_ids(tokenizer: Tokenizer, prompt: str | Sequence[int] | Messages) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    items: list[Any] = list(prompt)
+    if items and isinstance(items[0], dict):
+        return tokenizer.encode_chat(items)
+    return _checked_ids(items)
+
+
+def _checked_ids(prompt: Sequence[Any]) -> list[int]:
+    for token_id in prompt:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise ValueError(f"prompt_token_ids must hold integers, got {token_id!r}")
+    return list(prompt)

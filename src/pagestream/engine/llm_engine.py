@@ -16,14 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pagestream.config import EngineConfig, ModelConfig, resolve_max_model_len
+from pagestream.engine.answers import Answers, answer_seed
 from pagestream.engine.metrics import EngineStats
 from pagestream.kvcache.kv_cache_manager import KVCacheManager, chain_root
 from pagestream.model_store import resolve_model
-from pagestream.request import Request, RequestOutput
+from pagestream.request import Request, RequestOutput, TokenLogprobs
 from pagestream.runner.model_runner import ModelRunner
 from pagestream.runner.step_future import StepFuture
 from pagestream.sampling_params import Limits, SamplingParams, validate_prompt
-from pagestream.scheduler.scheduler import Scheduler
+from pagestream.scheduler.scheduler import QueueFullError, Scheduler
 from pagestream.scheduler.scheduler_output import SchedulerOutput
 
 
@@ -62,6 +63,8 @@ class LLMEngine:
         )
         self._in_flight: deque[tuple[SchedulerOutput, StepFuture]] = deque()
         self._ended: list[RequestOutput] = []
+        self._answers = Answers()
+        self._prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # until the first token
         self._step_batch_size = 0
         self._generated_tokens = 0
         self._cancelled = 0
@@ -81,37 +84,62 @@ class LLMEngine:
         """
         validate_prompt(prompt_token_ids, self.limits)
         sampling_params.validate(self.limits)
+        n, waiting = sampling_params.n, self._scheduler.num_waiting
+        if waiting + n > self.config.max_num_waiting:
+            raise QueueFullError(
+                f"the queue is full: {waiting} requests are waiting, {n} came, "
+                f"and max_num_waiting is {self.config.max_num_waiting}"
+            )
+        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        seed = sampling_params.seed
+        seed = secrets.randbits(64) if seed is None else seed
+        for index, internal_id in enumerate(self._answers.add(request_id, n)):
+            request = self._make_request(
+                internal_id, prompt_token_ids, sampling_params, arrival_time
+            )
+            request.seed = answer_seed(seed, index)
+            if sampling_params.prompt_logprobs is not None:
+                self._prompt_logprobs[internal_id] = [None]
+            self._scheduler.add_request(request)
+
+    def _make_request(
+        self,
+        internal_id: str,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        arrival_time: float,
+    ) -> Request:
+        """With every default resolved."""
         room = min(self.limits.max_model_len, self._kv.pool_tokens) - len(prompt_token_ids)
         max_tokens = sampling_params.max_tokens or self.config.default_max_tokens
         stop_token_ids = frozenset(sampling_params.stop_token_ids)
         if not sampling_params.ignore_eos:
             stop_token_ids |= self.model_config.eos_token_ids
-        seed, deadline_ms = sampling_params.seed, sampling_params.deadline_ms
-        arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        self._scheduler.add_request(
-            Request(
-                request_id=request_id,
-                token_ids=prompt_token_ids.copy(),
-                num_prompt_tokens=len(prompt_token_ids),
-                sampling_params=sampling_params,
-                max_tokens=min(max_tokens, room),
-                stop_token_ids=stop_token_ids,
-                seed=secrets.randbits(64) if seed is None else seed,
-                arrival_time=arrival_time,
-                deadline=None if deadline_ms is None else arrival_time + deadline_ms / 1000,
-                cache_root=chain_root("", sampling_params.cache_salt),
-            )
+        deadline_ms = sampling_params.deadline_ms
+        return Request(
+            request_id=internal_id,
+            token_ids=prompt_token_ids.copy(),
+            num_prompt_tokens=len(prompt_token_ids),
+            sampling_params=sampling_params,
+            max_tokens=min(max_tokens, room),
+            stop_token_ids=stop_token_ids,
+            seed=0,
+            arrival_time=arrival_time,
+            deadline=None if deadline_ms is None else arrival_time + deadline_ms / 1000,
+            cache_root=chain_root("", sampling_params.cache_salt),
         )
 
-    def abort_request(self, request_id: str) -> None:
-        """End a request; the next step reports it. Nothing happens if it has ended already."""
-        ended = self._scheduler.abort_request(request_id)
-        if ended is not None:
-            self._cancelled += 1
-            self._ended.append(ended)
+    def abort_request(self, request_id: str, index: int = -1) -> None:
+        """End a request, or one of its n answers; the next step reports it. Nothing happens if it
+        has ended already."""
+        for internal_id in self._answers.find(request_id, index):
+            ended = self._scheduler.abort_request(internal_id)
+            if ended is not None:
+                self._cancelled += 1
+                self._ended.append(ended)
 
     def abort_all(self) -> None:
-        for request_id in self._scheduler.request_ids:
+        for request_id in self._answers.request_ids:
             self.abort_request(request_id)
 
     def warm_up(self) -> None:
@@ -132,26 +160,28 @@ class LLMEngine:
             scheduler.num_running or scheduler.num_waiting or self._ended or self._in_flight
         )
 
-    def has_room(self) -> bool:
-        """Whether a further request would soon run, rather than only wait in the queue."""
-        return self._scheduler.num_waiting < min(
-            self.config.max_num_seqs, self.config.max_num_waiting
-        )
+    def has_room(self, n: int = 1) -> bool:
+        """Whether a further request for n answers would soon run, and fits the queue."""
+        waiting = self._scheduler.num_waiting
+        fits = waiting + n <= self.config.max_num_waiting
+        # An empty queue is as much room as there will ever be: let add_request say what is wrong.
+        return not waiting or (fits and waiting < self.config.max_num_seqs)
 
     def step(self) -> list[RequestOutput]:
         """Launch one step, read one step (the same, or the one before), return what it added."""
-        expired = self._scheduler.expire(time.monotonic())
+        now = time.monotonic()
+        expired = self._scheduler.expire(now)
         self._expired += len(expired)
         outputs, self._ended = self._ended + expired, []
-        launched = self._launch()
+        launched = self._launch(now)
         # A step in flight is left unread only while another one keeps the device busy behind it.
         keep = 1 if self._overlap and launched else 0
         while len(self._in_flight) > keep:
             outputs += self._read()
-        return outputs
+        return [self._deliver(output) for output in outputs]
 
-    def _launch(self) -> bool:
-        scheduled = self._scheduler.schedule()
+    def _launch(self, now: float) -> bool:
+        scheduled = self._scheduler.schedule(now)
         if not scheduled.scheduled:
             # Nothing can run, yet the runner must hear of released rows.
             self._runner.release(scheduled.released_request_ids)
@@ -163,9 +193,24 @@ class LLMEngine:
 
     def _read(self) -> list[RequestOutput]:
         scheduled, future = self._in_flight.popleft()
-        outputs = self._scheduler.update(scheduled, future.result())
+        for index, (position, found) in future.prompt_logprobs().items():
+            request_id = scheduled.scheduled[index].request_id
+            known = self._prompt_logprobs.get(request_id)
+            if known is not None:
+                known[position:] = found  # a preempted prompt is computed again
+        outputs = self._scheduler.update(scheduled, future.result(), future.logprobs())
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
+
+    def _deliver(self, output: RequestOutput) -> RequestOutput:
+        """From the scheduler's terms to the user's."""
+        internal_id = output.request_id
+        output.request_id, output.index = self._answers.external(internal_id)
+        if output.token_ids or output.finish_reason is not None:
+            output.prompt_logprobs = self._prompt_logprobs.pop(internal_id, None)
+        if output.finish_reason is not None:
+            self._answers.end(internal_id)
+        return output
 
     @property
     def stats(self) -> EngineStats:

@@ -14,7 +14,9 @@ from pagestream.config import ModelConfig
 from pagestream.models.llama import LlamaForCausalLM
 from pagestream.models.weights import load_weights
 
-_MODELS = {"LlamaForCausalLM": LlamaForCausalLM}
+Model = LlamaForCausalLM
+"""What every family offers: targets, ignored, forward, logits."""
+_MODELS: dict[str, type[Model]] = {"LlamaForCausalLM": LlamaForCausalLM}
 
 
 def load_model(
@@ -24,7 +26,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
-) -> LlamaForCausalLM:
+) -> Model:
     """Build the model and fill its weights. ValueError for an unknown architecture or a checkpoint
     that does not fit."""
     if config.architecture not in _MODELS:

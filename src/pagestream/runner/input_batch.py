@@ -12,12 +12,14 @@ import torch
 
 from pagestream.runner.block_tables import BlockTables
 from pagestream.runner.request_states import RequestStates
-from pagestream.scheduler.scheduler_output import SchedulerOutput
+from pagestream.scheduler.scheduler_output import ScheduledRequest, SchedulerOutput
 from pagestream_kernels import AttentionMetadata, plan_attention, prepare_inputs
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
+    scheduled: list[ScheduledRequest]
+    state_rows: list[int]  # per request
     num_logits: list[int]  # per request, 0 inside a prompt
     input_ids: torch.Tensor  # int64 [num_tokens]
     positions: torch.Tensor  # int64 [num_tokens]
@@ -58,6 +60,8 @@ def build_input_batch(
         block_size,
     )
     return InputBatch(
+        scheduled=output.scheduled,
+        state_rows=state_rows,
         num_logits=[request.num_logits for request in output.scheduled],
         input_ids=prepared.input_ids,
         positions=prepared.positions,

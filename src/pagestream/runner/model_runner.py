@@ -18,8 +18,10 @@ from pagestream.config import EngineConfig, ModelConfig
 from pagestream.models.registry import load_model
 from pagestream.runner.block_tables import BlockTables
 from pagestream.runner.input_batch import InputBatch, build_input_batch
+from pagestream.runner.prompt_logprobs import prompt_logprobs
 from pagestream.runner.request_states import RequestStates
 from pagestream.runner.step_future import StepFuture
+from pagestream.sampling.row_tokens import RowTokens
 from pagestream.sampling.sampler import Sampler
 from pagestream.sampling.sampling_states import SamplingStates
 from pagestream.scheduler.scheduler_output import SchedulerOutput
@@ -79,19 +81,18 @@ class ModelRunner:
         self._tables = BlockTables(config.max_num_seqs, max_blocks, self.device)
         self._sampling = SamplingStates(config.max_num_seqs, model_config, self.device)
         self._sampler = Sampler()
-        self._in_flight: tuple[InputBatch, torch.Tensor] | None = None
+        self._in_flight: tuple[InputBatch, torch.Tensor] | None = None  # hidden states
 
     @torch.inference_mode()
     def forward(self, output: SchedulerOutput) -> None:
-        """Run the model over the step's tokens and keep the logits for ``sample``."""
+        """Run the model over the step's tokens and keep its hidden states for ``sample``."""
         self._apply(output)
         batch = build_input_batch(output, self._states, self._tables, self._block_size)
         hidden = self._model.forward(
             batch.input_ids, batch.positions, batch.slot_mapping, batch.attention, self._kv_cache
         )
-        logits = self._model.logits(hidden[batch.logits_indices])
         self._states.advance(batch.idx_mapping, batch.query_lens)
-        self._in_flight = batch, logits
+        self._in_flight = batch, hidden
 
     @torch.inference_mode()
     def sample(self, bitmask: torch.Tensor | None = None) -> StepFuture:
@@ -101,15 +102,17 @@ class ModelRunner:
         """
         if self._in_flight is None:
             raise RuntimeError("sample() without a forward() before it")
-        batch, logits = self._in_flight
+        batch, hidden = self._in_flight
         self._in_flight = None
-        positions = self._states.num_tokens[batch.logits_states]
-        token_ids = self._sampler.sample(
-            logits, self._sampling, batch.logits_rows, positions, bitmask
+        logits = self._model.logits(hidden[batch.logits_indices])
+        tokens = RowTokens(
+            batch.logits_rows, self._states.num_tokens[batch.logits_states], self._states.token_ids
         )
-        self._states.append_tokens(batch.logits_states, token_ids)
-        self._sampling.count_tokens(batch.logits_rows)
-        return StepFuture(token_ids, batch.num_logits)
+        sampled = self._sampler.sample(logits, self._sampling, tokens, bitmask)
+        prompt = prompt_logprobs(batch, hidden, self._model, self._states, self._sampling)
+        self._states.append_tokens(batch.logits_states, sampled.token_ids)
+        self._sampling.count_tokens(batch.logits_rows, sampled.token_ids)
+        return StepFuture(sampled, batch.num_logits, prompt)
 
     def release(self, request_ids: list[str]) -> None:
         """Drop the state rows of requests that finished or were preempted."""

@@ -1,4 +1,4 @@
-"""SamplingStates: each state row's sampling parameters.
+"""SamplingStates: each state row's sampling parameters, and what penalties need to remember.
 
 Kept twice: as tensors for the sampler's arithmetic, and as host values to decide, without asking
 the device, which processors a batch needs. Rows are assigned by RequestStates.
@@ -20,59 +20,126 @@ _GREEDY_BELOW = 1e-5
 
 @dataclass(slots=True)
 class RowParams:
-    """One row on the host; resolved, so nothing in it is None."""
+    """One row on the host; resolved, so that every default is filled in. Tensors on the device."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    stop_token_ids: list[int]
+    greedy: bool
+    top_k: bool
+    top_p: bool
+    min_p: bool
+    penalties: bool
+    """greedy, top_k, top_p, min_p, penalties: whether the row needs them."""
+    stop_token_ids: torch.Tensor | None  # int64 [num_ids]
     min_tokens_left: int
     """Output tokens still to come before a stop token may be drawn."""
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature < _GREEDY_BELOW or self.top_p == 0.0 or self.top_k == 1
+    allowed: torch.Tensor | None  # int64 [num_ids]
+    bias: tuple[torch.Tensor, torch.Tensor] | None  # int64 [num_ids], float32 [num_ids]
+    bad_token_ids: torch.Tensor | None  # int64 [num_ids], never drawn
+    bad_endings: list[tuple[torch.Tensor, int]]
+    """(int32 [length], token id): the id is not drawn after these tokens."""
+    logprobs: int | None
+    prompt_logprobs: int | None
+    num_prompt_tokens: int
 
 
 class SamplingStates:
     def __init__(self, max_num_seqs: int, defaults: ModelConfig, device: torch.device) -> None:
         self._defaults = defaults
-        self.temperature = torch.ones(max_num_seqs, device=device)  # float32
+        self._device = device
+        self._num_states = max_num_seqs
+        self.temperature = torch.ones(max_num_seqs, device=device)  # float32, as the next four
+        self.top_p = torch.ones(max_num_seqs, device=device)
+        self.min_p = torch.zeros(max_num_seqs, device=device)
+        self.repetition = torch.ones(max_num_seqs, device=device)
+        self.presence = torch.zeros(max_num_seqs, device=device)
+        self.frequency = torch.zeros(max_num_seqs, device=device)
         self.top_k = torch.full((max_num_seqs,), TOP_K_OFF, dtype=torch.int64, device=device)
-        self.top_p = torch.ones(max_num_seqs, device=device)  # float32
         self.seeds = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        # [num_states, vocab_size], made when the first request with penalties comes
+        self.in_prompt = torch.empty(0, dtype=torch.bool, device=device)
+        self.output_counts = torch.empty(0, dtype=torch.int32, device=device)
         self._rows: dict[int, RowParams] = {}
 
     def add(self, state_idx: int, request: NewRequest) -> None:
         params, defaults = request.sampling_params, self._defaults
         temperature = _first(params.temperature, defaults.temperature, 1.0)
-        top_k = _first(params.top_k, defaults.top_k, 0)
+        top_k = int(_first(params.top_k, defaults.top_k, 0))
+        top_k = min(top_k, TOP_K_OFF) if top_k > 0 else TOP_K_OFF
         top_p = _first(params.top_p, defaults.top_p, 1.0)
-        top_k = int(top_k) if top_k > 0 else TOP_K_OFF
         num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
+        bad = params.bad_words_token_ids
+        endings = [sequence for sequence in bad if len(sequence) > 1]
+        penalties = (
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
         self._rows[state_idx] = RowParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            stop_token_ids=sorted(request.stop_token_ids),
+            greedy=temperature < _GREEDY_BELOW or top_p == 0.0 or top_k == 1,
+            top_k=top_k < TOP_K_OFF,
+            top_p=top_p < 1.0,
+            min_p=params.min_p > 0.0,
+            penalties=penalties != (1.0, 0.0, 0.0),
+            stop_token_ids=self._ids(sorted(request.stop_token_ids)),
             min_tokens_left=params.min_tokens - num_output_tokens,
+            allowed=self._ids(params.allowed_token_ids or ()),
+            bias=self._bias(params.logit_bias),
+            bad_token_ids=self._ids([sequence[0] for sequence in bad if len(sequence) == 1]),
+            bad_endings=[(self._int32(sequence[:-1]), sequence[-1]) for sequence in endings],
+            logprobs=params.logprobs,
+            prompt_logprobs=None if num_output_tokens else params.prompt_logprobs,
+            num_prompt_tokens=request.num_prompt_tokens,
         )
         self.temperature[state_idx] = temperature
-        self.top_k[state_idx] = min(top_k, TOP_K_OFF)
+        self.top_k[state_idx] = top_k
         self.top_p[state_idx] = top_p
+        self.min_p[state_idx] = params.min_p
+        self.repetition[state_idx], self.presence[state_idx], self.frequency[state_idx] = penalties
         # The same 64 bits, as torch has no unsigned arithmetic on all devices.
         self.seeds[state_idx] = request.seed - (1 << 64) if request.seed >> 63 else request.seed
+        if self._rows[state_idx].penalties:
+            self._remember(state_idx, request)
 
     def remove(self, state_idx: int) -> None:
         del self._rows[state_idx]
 
-    def rows(self, state_rows: list[int]) -> list[RowParams]:
-        return [self._rows[state_idx] for state_idx in state_rows]
+    def row(self, state_idx: int) -> RowParams:
+        return self._rows[state_idx]
 
-    def count_tokens(self, state_rows: list[int]) -> None:
-        """One more output token for each row."""
-        for state_idx in state_rows:
-            self._rows[state_idx].min_tokens_left -= 1
+    def count_tokens(self, state_rows: list[int], token_ids: torch.Tensor) -> None:
+        """One more output token for each row: int64 [num_rows]."""
+        penalised = []
+        for index, state_idx in enumerate(state_rows):
+            row = self._rows[state_idx]
+            row.min_tokens_left -= 1
+            if row.penalties:
+                penalised.append(index)
+        if penalised:
+            states = torch.tensor([state_rows[index] for index in penalised], device=self._device)
+            self.output_counts[states, token_ids[penalised]] += 1
+
+    def _remember(self, state_idx: int, request: NewRequest) -> None:
+        vocab_size = self._defaults.vocab_size
+        if not len(self.output_counts):
+            shape = (self._num_states, vocab_size)
+            self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
+            self.output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        ids = torch.tensor(request.token_ids, device=self._device)
+        prompt, output = ids[: request.num_prompt_tokens], ids[request.num_prompt_tokens :]
+        self.in_prompt[state_idx] = False
+        self.in_prompt[state_idx, prompt] = True
+        self.output_counts[state_idx] = output.bincount(minlength=vocab_size)
+
+    def _ids(self, ids: list[int] | tuple[int, ...]) -> torch.Tensor | None:
+        return torch.tensor(ids, dtype=torch.int64, device=self._device) if ids else None
+
+    def _int32(self, ids: tuple[int, ...]) -> torch.Tensor:
+        return torch.tensor(ids, dtype=torch.int32, device=self._device)
+
+    def _bias(self, bias: dict[int, float]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if not bias:
+            return None
+        ids = torch.tensor(list(bias), dtype=torch.int64, device=self._device)
+        return ids, torch.tensor(list(bias.values()), dtype=torch.float32, device=self._device)
 
 
 def _first(*values: float | None) -> float:

@@ -21,7 +21,13 @@ from bisect import insort
 from dataclasses import dataclass, field
 
 from pagestream.kvcache.kv_cache_manager import NEVER, KVCacheManager
-from pagestream.request import FinishReason, Request, RequestOutput, RequestStatus
+from pagestream.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    RequestStatus,
+    TokenLogprobs,
+)
 from pagestream.scheduler.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 
 
@@ -34,6 +40,7 @@ class _Step:
     """A step being put together."""
 
     budget: int
+    now: float
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     new_requests: list[NewRequest] = field(default_factory=list)
     admitting: bool = True
@@ -119,7 +126,7 @@ class Scheduler:
         if request is None:
             return None
         self._finish(request)
-        return RequestOutput(request_id, [], FinishReason.ABORT)
+        return RequestOutput(request_id, [], finish_reason=FinishReason.ABORT)
 
     def expire(self, now: float) -> list[RequestOutput]:
         """End every request whose deadline has passed, waiting or running."""
@@ -128,18 +135,17 @@ class Scheduler:
             _, request_id, request = heapq.heappop(self._deadlines)
             if request.status is not RequestStatus.FINISHED:
                 self._finish(request)
-                outputs.append(
-                    RequestOutput(request_id, [], FinishReason.ABORT, stop_reason="deadline")
-                )
+                outputs.append(RequestOutput(request_id, [], 0, FinishReason.ABORT, "deadline"))
         return outputs
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
         """Hand out the token budget. Token counts advance here, before the step has run, so that
         the next step can be scheduled while this one is in flight.
 
         The result may be empty although requests run: then a step in flight must be updated first.
+        ``now``: time.monotonic() seconds, for what requests report of their waiting.
         """
-        step = _Step(self._max_num_batched_tokens)
+        step = _Step(self._max_num_batched_tokens, now)
         running = self._running.copy()
         step.admitting = not (self._static_batching and running)
         position = 0
@@ -157,19 +163,27 @@ class Scheduler:
         released, self._released = self._released, []
         return SchedulerOutput(released, step.new_requests, step.scheduled)
 
-    def update(self, output: SchedulerOutput, token_ids: list[list[int]]) -> list[RequestOutput]:
+    def update(
+        self,
+        output: SchedulerOutput,
+        token_ids: list[list[int]],
+        logprobs: list[list[TokenLogprobs | None]] | None = None,
+    ) -> list[RequestOutput]:
         """Absorb a step's tokens, one list per scheduled request, and end what has ended."""
         results = []
-        for share, new_token_ids in zip(output.scheduled, token_ids, strict=True):
+        for index, share in enumerate(output.scheduled):
             request = self._requests.get(share.request_id)
             if request is None:
                 self._leave(share.request_id)
                 continue
             request.num_steps_in_flight -= 1
             result = None
-            if new_token_ids:
+            if token_ids[index]:
                 request.num_output_placeholders -= share.num_logits
-                result = self._append(request, new_token_ids)
+                result = self._append(request, token_ids[index])
+                if logprobs is not None and request.sampling_params.logprobs is not None:
+                    found = logprobs[index][: len(result.token_ids)]
+                    result.logprobs = [item for item in found if item is not None]
                 results.append(result)
             if request.num_computed_tokens >= request.next_cached_at:
                 request.next_cached_at = self._kv.cache_blocks(
@@ -183,6 +197,7 @@ class Scheduler:
         result = RequestOutput(request.request_id, new_token_ids)
         if len(request.token_ids) == request.num_prompt_tokens:
             result.num_cached_tokens = request.num_cached_tokens
+            result.queued_s = request.queued_s
         for count, token_id in enumerate(new_token_ids, 1):
             request.token_ids.append(token_id)
             num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
@@ -211,7 +226,7 @@ class Scheduler:
                     request.request_id,
                     request.token_ids,
                     request.cache_root,
-                    read_cache=request.sampling_params.prefix_cache,
+                    read_cache=request.sampling_params.reads_prefix_cache,
                 )
                 if admitted is not None:
                     break
@@ -239,6 +254,7 @@ class Scheduler:
             request.next_cached_at = NEVER
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached_tokens
+            request.queued_s = step.now - request.arrival_time
             self.num_prefix_queries += len(request.token_ids)
             self.num_prefix_hits += num_cached_tokens
         insort(self._running, request, key=_order)
@@ -283,11 +299,14 @@ class Scheduler:
         num_tokens = min(num_behind, step.budget)
         step.budget -= num_tokens
         num_logits = 1 if num_tokens == num_behind else 0
+        num_computed_tokens = request.num_computed_tokens
         request.num_computed_tokens += num_tokens
         request.num_output_placeholders += num_logits
         request.num_steps_in_flight += 1
         step.scheduled.append(
-            ScheduledRequest(request.request_id, num_tokens, num_logits, new_block_ids)
+            ScheduledRequest(
+                request.request_id, num_tokens, num_logits, new_block_ids, num_computed_tokens
+            )
         )
 
     def _preempt_last(self, step: _Step) -> bool:

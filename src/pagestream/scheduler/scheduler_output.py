@@ -34,6 +34,8 @@ class ScheduledRequest:
     num_logits: int
     """Rows of logits wanted, from the last of its tokens backwards: 0 inside a prompt."""
     new_block_ids: list[int]
+    num_computed_tokens: int
+    """Before this step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Used by preprocessing, postprocessing and LLM.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,16 @@ class Tokenizer:
             )
         except Exception as error:  # jinja raises whatever the template's expressions raise
             raise ValueError(f"messages: the chat template refused them: {error}") from error
+
+    def bad_word_sequences(self, bad_words: Iterable[str]) -> list[list[int]]:
+        """The ids that spell each text, as a word of its own and after a space."""
+        sequences = []
+        for text in bad_words:
+            for spelling in dict.fromkeys((text, " " + text.lstrip())):
+                ids = list(self._tokenizer(spelling, add_special_tokens=False).input_ids)
+                if ids and ids not in sequences:
+                    sequences.append(ids)
+        return sequences
 
     def special_token_id(self, text: str) -> int | None:
         """The id of a text that is one special token, else None."""
