@@ -17,7 +17,7 @@ overlap: what a step in flight may still write is not given away before its upda
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 from pagestream.kvcache.kv_cache_manager import NEVER, KVCacheManager
@@ -195,20 +195,20 @@ class Scheduler:
 
     def _append(self, request: Request, new_token_ids: list[int]) -> RequestOutput:
         result = RequestOutput(request.request_id, new_token_ids)
-        if len(request.token_ids) == request.num_prompt_tokens:
+        token_ids = request.token_ids
+        if len(token_ids) == request.num_prompt_tokens:
             result.num_cached_tokens = request.num_cached_tokens
             result.queued_s = request.queued_s
         for count, token_id in enumerate(new_token_ids, 1):
-            request.token_ids.append(token_id)
-            num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
+            token_ids.append(token_id)
+            num_output_tokens = len(token_ids) - request.num_prompt_tokens
             if token_id in request.stop_token_ids:
                 params = request.sampling_params
                 if num_output_tokens > params.min_tokens:
                     result.finish_reason = FinishReason.STOP
                     result.stop_reason = token_id if token_id in params.stop_token_ids else None
             if result.finish_reason is None and (
-                num_output_tokens >= request.max_tokens
-                or len(request.token_ids) >= self._max_seq_len
+                num_output_tokens >= request.max_tokens or len(token_ids) >= self._max_seq_len
             ):
                 result.finish_reason = FinishReason.LENGTH
             if result.finish_reason is not None:
@@ -238,7 +238,7 @@ class Scheduler:
 
     def _worth_preempting_for(self, request: Request) -> bool:
         """Whether those later in order hold enough for it; all would be lost for nothing if not."""
-        later = [running for running in self._running if running.order > request.order]
+        later = self._running[bisect_left(self._running, request.order, key=_order) :]
         room = self._kv.num_free_blocks * self._kv.block_size
         room += sum(running.num_slots for running in later)
         return bool(later) and len(request.token_ids) <= room
@@ -269,7 +269,8 @@ class Scheduler:
                 seed=request.seed,
             )
         )
-        self._take(request, len(request.token_ids) - num_cached_tokens, block_ids, step)
+        num_behind = len(request.token_ids) - num_cached_tokens
+        self._take(request, min(num_behind, step.budget), num_behind, block_ids, step)
 
     def _advance(self, request: Request, step: _Step) -> None:
         """Give a running request its share, at the cost of those later in order if need be."""
@@ -283,7 +284,8 @@ class Scheduler:
         num_behind = num_known - request.num_computed_tokens
         if num_behind == 0:
             return
-        target = request.num_computed_tokens + min(num_behind, step.budget)
+        num_tokens = min(num_behind, step.budget)
+        target = request.num_computed_tokens + num_tokens
         new_block_ids: list[int] = []
         if target > request.num_slots:
             while (added := self._kv.allocate_slots(request.request_id, target)) is None:
@@ -291,12 +293,16 @@ class Scheduler:
                     return
             new_block_ids = added
             request.num_slots += len(added) * self._kv.block_size
-        self._take(request, num_behind, new_block_ids, step)
+        self._take(request, num_tokens, num_behind, new_block_ids, step)
 
     def _take(
-        self, request: Request, num_behind: int, new_block_ids: list[int], step: _Step
+        self,
+        request: Request,
+        num_tokens: int,
+        num_behind: int,
+        new_block_ids: list[int],
+        step: _Step,
     ) -> None:
-        num_tokens = min(num_behind, step.budget)
         step.budget -= num_tokens
         num_logits = 1 if num_tokens == num_behind else 0
         num_computed_tokens = request.num_computed_tokens
@@ -327,11 +333,11 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.request_id]
+        queue = self._waiting
         if request.status is RequestStatus.RUNNING:
-            self._running.remove(request)
+            queue = self._running
             self._released.append(request.request_id)
-        else:
-            self._waiting.remove(request)
+        del queue[bisect_left(queue, request.order, key=_order)]
         request.status = RequestStatus.FINISHED
         if request.num_steps_in_flight:
             self._leaving[request.request_id] = request

@@ -25,9 +25,10 @@ class NewRequest:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledRequest:
-    """One request's share of a step."""
+    """One request's share of a step. Not frozen: that triples the cost of making one, and there is
+    one for each request in each step."""
 
     request_id: str
     num_scheduled_tokens: int
