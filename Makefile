@@ -13,17 +13,19 @@ ARGS ?=
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python serve demo golden test test-long check clean
+.PHONY: help setup check-python serve demo golden test test-long equivalence bench-host check clean
 
 help:
-	@echo 'make setup      virtual environment in $(VENV), dependencies, tritonserver, the model'
-	@echo 'make serve      serve the model; ARGS="--http-port 9000 --max-num-seqs 16 ..." for options'
-	@echo 'make demo       start a server, stream one chat answer, show the timings, stop'
-	@echo 'make golden     compare served token ids with the reference'
-	@echo 'make test       check, then the test suite (under 4 minutes)'
-	@echo 'make test-long  the long tests'
-	@echo 'make check      lint, format, types, import rules, sizes'
-	@echo 'make clean      remove $(VENV) and caches; pulled models stay in ~/.cache/pagestream'
+	@echo 'make setup        virtual environment in $(VENV), dependencies, tritonserver, the model'
+	@echo 'make serve        serve the model; ARGS="--http-port 9000 --max-num-seqs 16 ..." for options'
+	@echo 'make demo         start a server, stream one chat answer, show the timings, stop'
+	@echo 'make golden       compare served token ids with the reference'
+	@echo 'make test         check, then the test suite (under 4 minutes)'
+	@echo 'make test-long    the long tests'
+	@echo 'make equivalence  the same tokens under every schedule: the full product (15 minutes)'
+	@echo 'make bench-host   what scheduling costs on the host, without a model'
+	@echo 'make check        lint, format, types, import rules, sizes'
+	@echo 'make clean        remove $(VENV) and caches; pulled models stay in ~/.cache/pagestream'
 	@echo
 	@echo 'All of them do the set-up first if it is needed, and reuse it if it is there.'
 	@echo
@@ -70,6 +72,12 @@ test: check setup
 
 test-long: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long $(ARGS)
+
+equivalence: setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long -s tests/engine/test_equivalence.py $(ARGS)
+
+bench-host: $(INSTALLED)
+	@$(BIN)/python benchmarks/host_cost.py $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
