@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pagestream_client.errors import RequestTimeout, ServerError
 from pagestream_client.inputs import RequestInputs, build_request
-from pagestream_client.results import Completion, StreamChunk
+from pagestream_client.results import Completion, StreamChunk, by_answer, read_chunks
 
 CLOSE_TIMEOUT_S = 5.0
 _CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -40,6 +40,7 @@ class TokenStream:
         self.cancelled = False
         self._timeout_s = timeout_s
         self._finished = False
+        self._ready: list[StreamChunk] = []
         self.started_at = time.monotonic()
         """``time.monotonic()`` when the request was sent."""
         self._call = stub.ModelStreamInfer(iter((request,)), timeout=timeout_s)
@@ -48,6 +49,8 @@ class TokenStream:
         return self
 
     def __next__(self) -> StreamChunk:
+        if self._ready:
+            return self._ready.pop(0)
         response = self._next_response()
         received_at = time.monotonic()
         if response is None:
@@ -57,10 +60,9 @@ class TokenStream:
             self._finished = True
             self.close()
             raise ServerError(response.error_message)
-        chunk = StreamChunk.from_response(response.infer_response, received_at)
-        final = response.infer_response.parameters["triton_final_response"].bool_param
-        self._finished = final or bool(chunk.finish_reason)
-        return chunk
+        self._ready = read_chunks(response.infer_response, received_at)
+        self._finished = response.infer_response.parameters["triton_final_response"].bool_param
+        return next(self)
 
     def cancel(self) -> None:
         """Ask the server to stop; iteration ends. Does nothing after the last chunk."""
@@ -155,12 +157,29 @@ class PagestreamClient:
         """Send a request and wait for the whole answer.
 
         With ``stream=False`` the server sends it in one response, so time to first token is the
-        latency and there is no time per output token.
+        latency and there is no time per output token. One answer only: for n > 1, ``generate_all``.
         """
+        if inputs.get("n") not in (None, 1):
+            raise ValueError("generate gives one answer; use generate_all for n above 1")
         with self.stream(
             model, stream=stream, timeout_s=timeout_s, request_id=request_id, **inputs
         ) as chunks:
             return Completion.from_chunks(chunks, chunks.started_at)
+
+    def generate_all(
+        self,
+        model: str = "ensemble",
+        *,
+        stream: bool = True,
+        timeout_s: float | None = None,
+        request_id: str = "",
+        **inputs: Unpack[RequestInputs],
+    ) -> list[Completion]:
+        """The n answers of one request, by index; otherwise as ``generate``."""
+        with self.stream(
+            model, stream=stream, timeout_s=timeout_s, request_id=request_id, **inputs
+        ) as chunks:
+            return by_answer(chunks, chunks.started_at)
 
     def is_ready(self, model: str = "ensemble", *, timeout_s: float = 5.0) -> bool:
         """Whether the server says that it can take requests for this model."""

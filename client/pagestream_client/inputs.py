@@ -32,15 +32,32 @@ class RequestInputs(TypedDict, total=False):
     """Chat messages with role and content (or the JSON text of such a list)."""
     prompt_token_ids: Sequence[int] | None
     max_tokens: int | None
+    min_tokens: int | None
+    n: int | None
+    seed: int | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
-    seed: int | None
-    min_tokens: int | None
-    ignore_eos: bool | None
-    skip_special_tokens: bool | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: str | Mapping[int, float] | None
+    """Token id -> number (or the JSON text of such an object)."""
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None
     stop_words: Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    include_stop_str_in_output: bool | None
+    skip_special_tokens: bool | None
     return_token_ids: bool | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    priority: int | None
+    deadline_ms: int | None
+    prefix_cache: bool | None
+    cache_salt: str | None
     sampling_parameters: str | Mapping[str, Any] | None
     """For `vllm`: a mapping (or the JSON text of an object)."""
 
@@ -58,15 +75,31 @@ _INPUTS = {
     "prompt_token_ids": _Input("INT32", is_list=True),
     "stream": _Input("BOOL"),
     "max_tokens": _Input("INT32"),
+    "min_tokens": _Input("INT32"),
+    "n": _Input("INT32"),
+    "seed": _Input("UINT64"),
     "temperature": _Input("FP32"),
     "top_k": _Input("INT32"),
     "top_p": _Input("FP32"),
-    "seed": _Input("UINT64"),
-    "min_tokens": _Input("INT32"),
-    "ignore_eos": _Input("BOOL"),
-    "skip_special_tokens": _Input("BOOL"),
+    "min_p": _Input("FP32"),
+    "repetition_penalty": _Input("FP32"),
+    "presence_penalty": _Input("FP32"),
+    "frequency_penalty": _Input("FP32"),
+    "logit_bias": _Input("BYTES", is_json=True),
+    "allowed_token_ids": _Input("INT32", is_list=True),
+    "bad_words": _Input("BYTES", is_list=True),
     "stop_words": _Input("BYTES", is_list=True),
+    "stop_token_ids": _Input("INT32", is_list=True),
+    "ignore_eos": _Input("BOOL"),
+    "include_stop_str_in_output": _Input("BOOL"),
+    "skip_special_tokens": _Input("BOOL"),
     "return_token_ids": _Input("BOOL"),
+    "logprobs": _Input("INT32"),
+    "prompt_logprobs": _Input("INT32"),
+    "priority": _Input("INT32"),
+    "deadline_ms": _Input("INT32"),
+    "prefix_cache": _Input("BOOL"),
+    "cache_salt": _Input("BYTES"),
     "sampling_parameters": _Input("BYTES", is_json=True),
 }
 _DTYPES = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}

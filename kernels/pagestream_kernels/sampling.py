@@ -17,6 +17,7 @@ from pagestream_kernels import reference
 class Logprobs:
     """Of the tokens of some logits rows; k is the same for all rows."""
 
+    token_ids: torch.Tensor  # int64 [num_rows]
     logprobs: torch.Tensor  # float32 [num_rows], of the row's token
     ranks: torch.Tensor  # int64 [num_rows], 1 = no token is more likely
     top_ids: torch.Tensor  # int64 [num_rows, k], most likely first

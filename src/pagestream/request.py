@@ -72,6 +72,7 @@ class Request:
 class TokenLogprobs:
     """Of one token, under the model's own distribution; the best ones come most likely first."""
 
+    token_id: int
     logprob: float
     rank: int
     """1: no token is more likely."""

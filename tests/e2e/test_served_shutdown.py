@@ -20,10 +20,10 @@ CHAT = [{"role": "user", "content": "Tell me a story."}]
 FAULT = "fail at the third chunk"
 FAULTY_DECODER = f"""
 
-from pagestream.serving import postprocessing
+from pagestream.serving import answers
 
 
-class FaultyDecoder(postprocessing.StreamDecoder):
+class FaultyDecoder(answers.StreamDecoder):
     def __init__(self, *args, stop, **options):
         super().__init__(*args, stop=stop, **options)
         self._countdown = 3 if {FAULT!r} in stop else 0
@@ -35,7 +35,7 @@ class FaultyDecoder(postprocessing.StreamDecoder):
         return super().append(*args, **options)
 
 
-postprocessing.StreamDecoder = FaultyDecoder
+answers.StreamDecoder = FaultyDecoder
 """
 
 

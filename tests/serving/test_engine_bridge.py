@@ -225,6 +225,40 @@ def test_a_key_in_use_is_refused_and_the_first_goes_on(harness):
     assert len(first.token_ids) == 50
 
 
+def test_n_answers_end_with_one_final_response(harness):
+    params = {"max_tokens": 6, "n": 3, "temperature": 3.0, "seed": 1, "ignore_eos": True}
+    sender = harness.submit(
+        prompt_token_ids=[5, 6, 7],
+        sampling_params={**params, "logprobs": 2, "prompt_logprobs": 0},
+        text_params="t",
+    )
+    assert sender.ended.wait(10)
+    assert sender.finals == 1
+    for index in range(3):
+        chunks = [chunk for chunk in sender.chunks if chunk["index"] == index]
+        assert sum(len(chunk["token_ids"]) for chunk in chunks) == 6
+        assert [chunk["text_params"] for chunk in chunks] == ["t"] + [None] * (len(chunks) - 1)
+        assert chunks[-1]["finish_reason"] == "length"
+        assert json.loads(chunks[-1]["timing"])["e2e_ms"] > 0
+        rows = [
+            row for chunk in chunks if chunk["logprobs"] for row in json.loads(chunk["logprobs"])
+        ]
+        tokens = [token for chunk in chunks for token in chunk["token_ids"]]
+        assert [row[0] for row in rows] == tokens
+        prompt = [json.loads(c["prompt_logprobs"]) for c in chunks if c["prompt_logprobs"]]
+        assert [row and row[0] for row in prompt[0]] == [None, 6, 7]
+    assert harness.stats()["num_open_requests"] == 0
+
+
+def test_one_answer_of_n_can_be_stopped(harness):
+    params = {"max_tokens": 400, "n": 2, "ignore_eos": True}
+    sender = harness.submit(prompt_token_ids=[5, 6, 7], sampling_params=params, request_key="two")
+    harness.control(command="stop", request_key="two", index=0)
+    assert sender.ended.wait(20)
+    ends = {c["index"]: c["finish_reason"] for c in sender.chunks if c["finish_reason"]}
+    assert ends == {0: "abort", 1: "length"}
+
+
 def test_full_queue_is_an_in_band_error(tiny_model):
     harness = Harness(tiny_model, max_num_seqs=1, max_num_waiting=1)
     senders = [harness.generate(max_tokens=300) for _ in range(6)]

@@ -1,81 +1,45 @@
 """The table of names, and its agreement with every config.pbtxt."""
 
-import re
+import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pagestream.sampling_params import SamplingParams
+from pagestream.serving import tensor_specs as specs
 from pagestream.serving import tensors
-from pagestream.serving.tensors import Spec
 
-REPOSITORY = Path(__file__).parents[2] / "model_repository"
-FIELD = re.compile(r'\{ name: "(\w+)" data_type: TYPE_(\w+) dims: \[ (-?1) \]( optional: true)? \}')
-
-
-def declared(model):
-    """({input: Spec}, {output: Spec}, {optional inputs}) of a config.pbtxt."""
-    text = (REPOSITORY / model / "config.pbtxt").read_text()
-    sections = {}
-    for kind in ("input", "output"):
-        body = re.search(rf"^{kind} \[\n(.*?)^\]", text, re.M | re.S)[1]
-        sections[kind] = FIELD.findall(body)
-        assert len(sections[kind]) == body.count("name:")
-    specs = [
-        {name: Spec(kind, dims == "-1") for name, kind, dims, _ in sections[section]}
-        for section in ("input", "output")
-    ]
-    return *specs, {name for name, *_, optional in sections["input"] if optional}
+ROOT = Path(__file__).parents[2]
+REPOSITORY = ROOT / "model_repository"
 
 
-@pytest.mark.parametrize(
-    ("model", "inputs", "outputs"),
-    [
-        ("preprocessing", tensors.PREPROCESSING_INPUTS, tensors.PREPROCESSING_OUTPUTS),
-        ("engine", tensors.ENGINE_INPUTS, tensors.ENGINE_OUTPUTS),
-        ("postprocessing", tensors.CHUNK, tensors.ANSWERS["postprocessing"]),
-        ("postprocessing_batched", tensors.CHUNK, tensors.ANSWERS["postprocessing_batched"]),
-    ],
-)
-def test_steps_declare_the_table_and_every_input_is_optional(model, inputs, outputs):
-    declared_inputs, declared_outputs, optional = declared(model)
-    assert declared_inputs == inputs
-    assert declared_outputs == outputs
-    assert optional == set(inputs)
+def written():
+    spec = importlib.util.spec_from_file_location("configs", ROOT / "scripts/write_configs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.configs()
 
 
-@pytest.mark.parametrize(
-    ("ensemble", "prompts", "post"),
-    [
-        ("ensemble", {"text_input", "prompt_token_ids"}, "postprocessing_batched"),
-        ("chat", {"messages", "prompt_token_ids"}, "postprocessing"),
-        ("vllm", {"text_input"}, "postprocessing"),
-    ],
-)
-def test_ensembles_chain_the_steps(ensemble, prompts, post):
-    inputs, outputs, optional = declared(ensemble)
-    assert optional == set(inputs)
-    options = {"stream", "sampling_parameters"} if ensemble == "vllm" else set(tensors.OPTIONS)
-    assert set(inputs) == prompts | options
-    assert outputs == tensors.ANSWERS[post]
-    text = (REPOSITORY / ensemble / "config.pbtxt").read_text()
-    assert re.findall(r'model_name: "(\w+)"', text) == ["preprocessing", "engine", post]
-    assert "dynamic_batching" not in text
-    mapped = set(re.findall(r'input_map \{ key: "\w+" value: "([a-z]\w+)" \}', text))
-    assert mapped == set(inputs)
-    for name in tensors.CHUNK:
-        assert f'output_map {{ key: "{name}" value: "_chunk_{name}" }}' in text
-        assert f'input_map {{ key: "{name}" value: "_chunk_{name}" }}' in text
+def test_config_files_are_what_the_table_says():
+    for model, text in written().items():
+        assert (REPOSITORY / model / "config.pbtxt").read_text() == text, "run write_configs.py"
+    assert set(written()) == {path.parent.name for path in REPOSITORY.glob("*/config.pbtxt")}
 
 
-def test_no_step_is_batched_by_tritonserver_or_runs_twice():
-    for config in REPOSITORY.glob("*/config.pbtxt"):
-        text = config.read_text()
-        assert "dynamic_batching" not in text.replace("no dynamic_batching", "").replace(
-            "no\n# dynamic_batching", ""
-        )
+def test_every_input_is_optional_and_nothing_is_batched_or_runs_twice():
+    for text in written().values():
+        inputs = text[text.index("input [") : text.index("output [")]
+        assert inputs.count("name:") == inputs.count("optional: true")
+        assert "dynamic_batching {" not in text
         if "backend:" in text:
             assert "instance_group [ { kind: KIND_MODEL count: 1 } ]" in text
+
+
+def test_every_option_of_a_request_has_a_tensor():
+    options = set(specs.OPTIONS) - {"stream", "return_token_ids"}
+    fields = set(SamplingParams().__dataclass_fields__) - {"stop", "bad_words_token_ids"}
+    assert options - {"stop_words"} == fields
 
 
 def test_reading(make_request, strings):
@@ -87,7 +51,7 @@ def test_reading(make_request, strings):
             "unknown": strings("x"),
         }
     )
-    values = tensors.read_inputs(request, tensors.PREPROCESSING_INPUTS)
+    values = tensors.read_inputs(request, specs.PREPROCESSING_INPUTS)
     assert values == {"text_input": "héllo", "max_tokens": 5, "stop_words": ["a", "b"]}
 
 
@@ -101,12 +65,12 @@ def test_reading(make_request, strings):
 )
 def test_reading_names_the_field(make_request, name, array, words):
     with pytest.raises(ValueError, match=words):
-        tensors.read_inputs(make_request({name: array}), tensors.PREPROCESSING_INPUTS)
+        tensors.read_inputs(make_request({name: array}), specs.PREPROCESSING_INPUTS)
 
 
 def test_writing_is_always_valid_utf8_and_leaves_out_what_is_not_there():
     response = tensors.write_outputs(
-        {"token_ids": [1, 2], "finish_reason": None, "error": "a\ud800b"}, tensors.ENGINE_OUTPUTS
+        {"token_ids": [1, 2], "finish_reason": None, "error": "a\ud800b"}, specs.ENGINE_OUTPUTS
     )
     assert set(response.tensors) == {"token_ids", "error"}
     assert response.tensors["token_ids"].dtype == np.int32

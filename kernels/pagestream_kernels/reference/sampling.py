@@ -38,7 +38,7 @@ def gather_logprobs(
     chosen = logprobs.gather(-1, token_ids[:, None])
     ranks = (logprobs > chosen).sum(dim=-1) + 1
     top_logprobs, top_ids = logprobs.topk(k, dim=-1)
-    return chosen[:, 0], ranks, top_ids, top_logprobs
+    return token_ids, chosen[:, 0], ranks, top_ids, top_logprobs
 
 
 def filter_top_k_top_p(

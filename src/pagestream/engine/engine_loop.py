@@ -41,6 +41,8 @@ class AddRequest:
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
     request_id: str
+    index: int = -1
+    """One of its n answers; -1: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class EngineLoop:
                 if isinstance(command, AddRequest):
                     outputs += _add(engine, command)
                 elif isinstance(command, AbortRequest):
-                    engine.abort_request(command.request_id)
+                    engine.abort_request(command.request_id, command.index)
                 else:
                     engine.abort_all()
                     running = False
@@ -143,9 +145,9 @@ def _add(engine: LLMEngine, command: AddRequest) -> list[RequestOutput]:
             command.arrival_time,
         )
     except ValueError as error:
+        message = str(error)
         return [
-            RequestOutput(
-                command.request_id, [], finish_reason=FinishReason.ERROR, error=str(error)
-            )
+            RequestOutput(command.request_id, [], index, FinishReason.ERROR, error=message)
+            for index in range(command.sampling_params.n)
         ]
     return []

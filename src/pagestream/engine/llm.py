@@ -6,7 +6,6 @@ threads at once (AsyncLLM is). Everything is validated before anything is queued
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -180,20 +179,11 @@ def check_requests(
     for index, (prompt, param) in enumerate(zip(prompts, each, strict=True)):
         try:
             validate_prompt(prompt, limits, "the prompt")
-            checked.append(with_bad_words(tokenizer, param))
+            checked.append(tokenizer.with_bad_words(param))
             checked[-1].validate(limits)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from None
     return checked
-
-
-def with_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
-    """bad_words added to bad_words_token_ids."""
-    if not params.bad_words:
-        return params
-    found = tuple(map(tuple, tokenizer.bad_word_sequences(params.bad_words)))
-    sequences = params.bad_words_token_ids + found
-    return dataclasses.replace(params, bad_words=(), bad_words_token_ids=sequences)
 
 
 def prompt_ids(

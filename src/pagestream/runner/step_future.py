@@ -59,9 +59,9 @@ class StepFuture:
 
 
 def _to_host(found: Logprobs, counts: list[int]) -> list[TokenLogprobs]:
-    columns = (found.logprobs, found.ranks, found.top_ids, found.top_logprobs)
+    columns = (found.token_ids, found.logprobs, found.ranks, found.top_ids, found.top_logprobs)
     rows = zip(*(column.tolist() for column in columns), counts, strict=True)
     return [
-        TokenLogprobs(logprob, rank, top_ids[:count], top_logprobs[:count])
-        for logprob, rank, top_ids, top_logprobs, count in rows
+        TokenLogprobs(token_id, logprob, rank, top_ids[:count], top_logprobs[:count])
+        for token_id, logprob, rank, top_ids, top_logprobs, count in rows
     ]

@@ -34,7 +34,7 @@ from pagestream.engine.engine_loop import (
 from pagestream.engine.metrics import EngineStats
 from pagestream.sampling_params import Limits
 from pagestream.serving.engine_requests import Control, Submission, parse_request
-from pagestream.serving.responses import UNSTREAMED_INTERVAL_S, OpenRequest
+from pagestream.serving.responses import UNSTREAMED_INTERVAL_S, OpenAnswer, OpenRequest
 
 logger = logging.getLogger(__name__)
 
@@ -168,10 +168,12 @@ class EngineBridge:
         self._open[key] = OpenRequest(
             request_key=key,
             response_sender=response_sender,
-            text_params=submission.text_params,
             num_prompt_tokens=len(submission.prompt_token_ids),
             interval=interval if submission.stream else UNSTREAMED_INTERVAL_S,
-            arrival=arrival,
+            answers={
+                index: OpenAnswer(index, arrival, submission.text_params)
+                for index in range(submission.sampling_params.n)
+            },
         )
         self._command(
             AddRequest(key, submission.prompt_token_ids, submission.sampling_params, arrival)
@@ -182,8 +184,8 @@ class EngineBridge:
         self._stats = report.stats
         for output in report.outputs:
             request = self._open.get(output.request_id)
-            if request is not None:
-                request.take(output, now)
+            if request is not None and output.index in request.answers:
+                request.answers[output.index].take(output, now)
         if report.failure is not None:
             self._close("error", report.failure)
             self._die()
@@ -191,8 +193,9 @@ class EngineBridge:
     def _close(self, finish_reason: str, error: str | None = None) -> None:
         """Answer whatever is still open: nothing more will come from the loop."""
         for request in self._open.values():
-            if request.finish_reason is None:
-                request.finish_reason, request.error = finish_reason, error
+            for answer in request.answers.values():
+                if answer.finish_reason is None:
+                    answer.finish_reason, answer.error = finish_reason, error
         self._flush_due()
 
     def _control(self, response_sender: Any, control: Control) -> None:
@@ -201,7 +204,7 @@ class EngineBridge:
             self._responder.send_error(response_sender, message)
             return
         if control.command == "stop" and control.request_key in self._open:
-            self._command(AbortRequest(control.request_key))
+            self._command(AbortRequest(control.request_key, control.index))
         elif control.command == "drain":
             self._draining = True
         self._responder.send(response_sender, {"stats": self._stats_json()}, final=True)
@@ -217,26 +220,31 @@ class EngineBridge:
         now = time.monotonic()
         for request in list(self._open.values()):
             self._check_cancelled(request, now)
-            if request.due(self._heartbeat) > now:
-                continue
-            if not request.token_ids and request.finish_reason is None:
-                if now < self._next_heartbeat:
+            for answer in list(request.answers.values()):
+                if answer.due(request.interval, self._heartbeat) > now:
                     continue
-                self._next_heartbeat = now + 1 / _HEARTBEATS_PER_SECOND
-            self._send(request, now)
+                if not answer.token_ids and answer.finish_reason is None:
+                    if now < self._next_heartbeat:
+                        continue
+                    self._next_heartbeat = now + 1 / _HEARTBEATS_PER_SECOND
+                self._send(request, answer, now)
 
-    def _send(self, request: OpenRequest, now: float) -> None:
-        final = request.finish_reason is not None
+    def _send(self, request: OpenRequest, answer: OpenAnswer, now: float) -> None:
+        """The last response of the last answer ends the request for tritonserver."""
+        if answer.finish_reason is not None:
+            del request.answers[answer.index]
+            logger.info("%s", request.summary(answer, now))
+        final = not request.answers
         if final:
-            del self._open[request.request_key]
-            logger.info("%s", request.summary(now))
+            self._open.pop(request.request_key, None)
+        chunk = {"request_key": request.request_key, **answer.flush(now)}
         try:
-            self._responder.send(request.response_sender, request.flush(now), final=final)
+            self._responder.send(request.response_sender, chunk, final=final)
         except Exception:
             # The client is gone in a way that tritonserver reports by refusing the response.
             logger.exception("request %s: response refused", request.request_key)
             if not final:
-                del self._open[request.request_key]
+                self._open.pop(request.request_key, None)
                 self._command(AbortRequest(request.request_key))
 
     def _check_cancelled(self, request: OpenRequest, now: float) -> None:
@@ -244,12 +252,16 @@ class EngineBridge:
         if now - request.last_cancel_check < _CANCEL_CHECK_INTERVAL_S:
             return
         request.last_cancel_check = now
-        if request.finish_reason is None and request.response_sender.is_cancelled():
+        if request.response_sender.is_cancelled():
             self._command(AbortRequest(request.request_key))
 
     def _time_to_wait(self) -> float:
         now = time.monotonic()
-        due = [request.due(self._heartbeat) for request in self._open.values()]
+        due = [
+            answer.due(request.interval, self._heartbeat)
+            for request in self._open.values()
+            for answer in request.answers.values()
+        ]
         if self._open:
             due.append(now + _CANCEL_CHECK_INTERVAL_S)
         if self._stats != self._exported:

@@ -16,6 +16,7 @@ from pagestream.engine.metrics import EngineStats
 from pagestream.serving import tensors
 from pagestream.serving.engine_bridge import EngineBridge
 from pagestream.serving.model_config import INTERNAL_ERROR, load_config
+from pagestream.serving.tensor_specs import ENGINE_INPUTS, ENGINE_OUTPUTS
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class EngineModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                inputs = tensors.read_inputs(request, tensors.ENGINE_INPUTS)
+                inputs = tensors.read_inputs(request, ENGINE_INPUTS)
                 self._bridge.submit(inputs, sender)
             except ValueError as error:
                 self._bridge.refuse(sender, str(error))
@@ -75,7 +76,7 @@ class PbResponder:
         self._exported = EngineStats()
 
     def send(self, sender: Any, values: dict[str, Any], *, final: bool) -> None:
-        response = tensors.write_outputs(values, tensors.ENGINE_OUTPUTS)
+        response = tensors.write_outputs(values, ENGINE_OUTPUTS)
         sender.send(response, flags=tensors.FINAL if final else 0)
 
     def send_error(self, sender: Any, message: str) -> None:

@@ -67,8 +67,6 @@ def parse_request(inputs: dict[str, Any], limits: Limits) -> Submission | Contro
         )
     params = SamplingParams.from_dict(values)
     params.validate(limits)
-    if params.n > 1:
-        raise ValueError(f"n is {params.n}, above the limit of 1 (LLM.generate offline has more)")
     request_key = inputs.get("request_key") or secrets.token_hex(16)
     if len(request_key) > _MAX_KEY_CHARS:
         raise ValueError(

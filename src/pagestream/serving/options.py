@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-_BOOLS = frozenset({"stream", "ignore_eos", "skip_special_tokens", "return_token_ids"}) | {
-    "include_stop_str_in_output"
-}
-_INTEGERS = frozenset({"max_tokens", "top_k", "seed", "min_tokens"})
-_REALS = frozenset({"temperature", "top_p"})
-_LISTS = frozenset({"stop_token_ids", "stop", "stop_words"})
+from pagestream.serving.tensor_specs import OPTIONS
+
 _RENAMED = {"stop_words": "stop"}
-_KNOWN = _BOOLS | _INTEGERS | _REALS | _LISTS
+_JSON_ONLY = {"stop": "LIST", "bad_words_token_ids": "LIST"}
+_KINDS = {
+    **{name: "LIST" if spec.many else spec.datatype for name, spec in OPTIONS.items()},
+    **_JSON_ONLY,
+}
+"""Every option's kind, whichever way it comes."""
 
 
 def parse_options(inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
@@ -25,15 +26,15 @@ def parse_options(inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[st
     options: dict[str, Any] = {}
     sampling_parameters = inputs.get("sampling_parameters")
     sources = (
-        ("input", {name: value for name, value in inputs.items() if name in _KNOWN}),
+        ("input", {name: value for name, value in inputs.items() if name in OPTIONS}),
         ("sampling_parameters", parse_object("sampling_parameters", sampling_parameters)),
         ("parameters", {k: v for k, v in parameters.items() if not _reserved(k)}),
     )
     for source, values in sources:
         for name, value in values.items():
-            if name not in _KNOWN:
+            if name not in _KINDS:
                 raise ValueError(
-                    f"unknown field {name!r} in {source}; known: {', '.join(sorted(_KNOWN))}"
+                    f"unknown field {name!r} in {source}; known: {', '.join(sorted(_KINDS))}"
                 )
             field = _RENAMED.get(name, name)
             if field in options:
@@ -74,28 +75,39 @@ def parse_object(name: str, text: str | None) -> dict[str, Any]:
     return values
 
 
-def _reserved(name: str) -> bool:
-    """Keys that tritonserver itself puts among the parameters of a request."""
-    return name in {"id", "binary_data_output"} or name.startswith("triton_") or is_grpc(name)
-
-
 def is_grpc(name: str) -> bool:
     """Whether this parameter is a header that the launcher has tritonserver forward from gRPC
     calls (those of HTTP `generate` are never forwarded)."""
     return name.lower() == "user-agent"
 
 
+def _reserved(name: str) -> bool:
+    """Keys that tritonserver itself puts among the parameters of a request."""
+    return name in {"id", "binary_data_output"} or name.startswith("triton_") or is_grpc(name)
+
+
 def _coerce(name: str, value: Any) -> Any:
-    """Load generators send numbers and booleans as strings."""
-    if isinstance(value, str) and name not in _LISTS:
-        try:
-            if name in _BOOLS:
-                value = {"true": True, "false": False}[value.lower()]
-            else:
-                value = int(value) if name in _INTEGERS else float(value)
-        except (ValueError, KeyError):
-            kind = "true or false" if name in _BOOLS else "a number"
-            raise ValueError(f"{name} must be {kind}, got {value!r}") from None
-    if name in _BOOLS and not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {value!r}")
+    """Load generators send numbers and booleans as strings; tensors carry objects as JSON."""
+    kind = _KINDS[name]
+    if isinstance(value, str):
+        if kind == "BOOL":
+            value = _boolean(name, value)
+        elif kind in ("INT32", "UINT64", "FP32"):
+            value = _number(name, value, float if kind == "FP32" else int)
+        elif name == "logit_bias":
+            value = parse_object(name, value)
     return value
+
+
+def _boolean(name: str, text: str) -> bool:
+    try:
+        return {"true": True, "false": False}[text.lower()]
+    except KeyError:
+        raise ValueError(f"{name} must be true or false, got {text!r:.80}") from None
+
+
+def _number(name: str, text: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {text!r:.80}") from None

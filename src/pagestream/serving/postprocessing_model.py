@@ -15,8 +15,10 @@ import triton_python_backend_utils as pb_utils
 
 from pagestream.model_store import resolve_model
 from pagestream.serving import tensors
+from pagestream.serving.answers import Answer, Chunk
 from pagestream.serving.model_config import INTERNAL_ERROR, load_config
-from pagestream.serving.postprocessing import Answer, Chunk, Postprocessor
+from pagestream.serving.postprocessing import Postprocessor
+from pagestream.serving.tensor_specs import ANSWERS, CHUNK, ENGINE_INPUTS
 from pagestream.text.token_bytes import read_token_bytes
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ logger = logging.getLogger(__name__)
 class PostprocessingModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = load_config(args)
-        self._answer = tensors.ANSWERS[args["model_name"]]
+        self._answer = ANSWERS[args["model_name"]]
         self._postprocessor = Postprocessor(
             read_token_bytes(resolve_model(config.model) / "tokenizer.json"),
             config.heartbeat_interval_ms / 1000,
@@ -36,7 +38,7 @@ class PostprocessingModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                inputs = tensors.read_inputs(request, tensors.CHUNK)
+                inputs = tensors.read_inputs(request, CHUNK)
                 answer = self._postprocessor.handle(_chunk(inputs), request.is_cancelled)
             except ValueError as error:
                 answer = Answer(error=str(error))
@@ -57,7 +59,7 @@ class PostprocessingModel:
         call = pb_utils.InferenceRequest(
             model_name="engine",
             requested_output_names=["stats"],
-            inputs=tensors.write_inputs({"control": control}, tensors.ENGINE_INPUTS),
+            inputs=tensors.write_inputs({"control": control}, ENGINE_INPUTS),
         )
         for response in call.exec(decoupled=True):
             if response.has_error():
@@ -67,12 +69,4 @@ class PostprocessingModel:
 def _chunk(inputs: dict[str, Any]) -> Chunk:
     if "request_key" not in inputs:
         raise ValueError("request_key is required")
-    return Chunk(
-        request_key=inputs["request_key"],
-        index=inputs.get("index", 0),
-        token_ids=inputs.get("token_ids", []),
-        finish_reason=inputs.get("finish_reason"),
-        stop_reason=inputs.get("stop_reason"),
-        error=inputs.get("error"),
-        text_params=inputs.get("text_params"),
-    )
+    return Chunk(**{"index": 0, "token_ids": [], **inputs})

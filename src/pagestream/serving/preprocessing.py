@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagestream import checks
 from pagestream.config import ModelConfig
 from pagestream.sampling_params import TEXT_FIELDS, Limits, SamplingParams, validate_prompt
 from pagestream.serving.options import is_grpc, parse_messages, parse_options
@@ -50,9 +51,12 @@ class Preprocessor:
             )
         convention = {"vllm_text_input": "vllm", "messages": "chat"}.get(given[0], "ensemble")
         options = parse_options(inputs, parameters)
-        stream = options.pop("stream", False)
-        return_token_ids = options.pop("return_token_ids", False)
+        stream = checks.boolean("stream", options.pop("stream", False))
+        return_token_ids = checks.boolean(
+            "return_token_ids", options.pop("return_token_ids", False)
+        )
         params = self._with_special_stops(SamplingParams.from_dict(options))
+        params = self._tokenizer.with_bad_words(params)
         params.validate(self._limits)
         prompt_token_ids = self._encode(given[0], inputs[given[0]])
         text_params = {
@@ -60,6 +64,7 @@ class Preprocessor:
             "stream": stream,
             # tritonserver sees an HTTP client go away only after it has sent it something.
             "http_stream": stream and not any(map(is_grpc, parameters)),
+            "n": params.n,
             "return_token_ids": return_token_ids,
             "stop": params.stop,
             "include_stop_str_in_output": params.include_stop_str_in_output,

@@ -16,6 +16,7 @@ from pagestream.model_store import resolve_model
 from pagestream.serving import tensors
 from pagestream.serving.model_config import INTERNAL_ERROR, load_config
 from pagestream.serving.preprocessing import Preprocessor
+from pagestream.serving.tensor_specs import PREPROCESSING_INPUTS, PREPROCESSING_OUTPUTS
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +33,12 @@ class PreprocessingModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            inputs = tensors.read_inputs(request, tensors.PREPROCESSING_INPUTS)
+            inputs = tensors.read_inputs(request, PREPROCESSING_INPUTS)
             parameters = json.loads(request.parameters() or "{}")
             prepared = self._preprocessor.prepare(inputs, parameters)
             return tensors.write_outputs(
-                {name: getattr(prepared, name) for name in tensors.PREPROCESSING_OUTPUTS},
-                tensors.PREPROCESSING_OUTPUTS,
+                {name: getattr(prepared, name) for name in PREPROCESSING_OUTPUTS},
+                PREPROCESSING_OUTPUTS,
             )
         except ValueError as error:
             return tensors.error_response(str(error))

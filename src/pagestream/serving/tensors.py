@@ -1,84 +1,20 @@
-"""The one table of tensor names, and the passage between pb_utils tensors and Python values.
+"""The passage between pb_utils tensors and Python values.
 
-The only file that knows how values lie in tensors. Every name here is also the JSON key, the field
-and the variable everywhere else; the config.pbtxt files agree with it (tested). Used by the three
-models' bodies.
+The only file that knows how values lie in tensors; their names and types are tensor_specs.py's.
+Used by the three models' bodies.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from pagestream.serving.tensor_specs import Spec
+
 FINAL: int = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """``many``: a list of values (dims [-1]) rather than one (dims [1])."""
-
-    datatype: str
-    many: bool = False
-
-
-PROMPTS = {
-    "text_input": Spec("STRING"),
-    "vllm_text_input": Spec("STRING"),
-    "messages": Spec("STRING"),
-    "prompt_token_ids": Spec("INT32", many=True),
-}
-OPTIONS = {
-    "max_tokens": Spec("INT32"),
-    "stream": Spec("BOOL"),
-    "temperature": Spec("FP32"),
-    "top_k": Spec("INT32"),
-    "top_p": Spec("FP32"),
-    "seed": Spec("UINT64"),
-    "min_tokens": Spec("INT32"),
-    "ignore_eos": Spec("BOOL"),
-    "skip_special_tokens": Spec("BOOL"),
-    "stop_words": Spec("STRING", many=True),
-    "return_token_ids": Spec("BOOL"),
-}
-PREPROCESSING_INPUTS = {**PROMPTS, **OPTIONS, "sampling_parameters": Spec("STRING")}
-ENGINE_INPUTS = {
-    "request_key": Spec("STRING"),
-    "prompt_token_ids": Spec("INT32", many=True),
-    "sampling_params": Spec("STRING"),
-    "text_params": Spec("STRING"),
-    "control": Spec("STRING"),
-}
-PREPROCESSING_OUTPUTS = {name: spec for name, spec in ENGINE_INPUTS.items() if name != "control"}
-CHUNK = {
-    "request_key": Spec("STRING"),
-    "index": Spec("INT32"),
-    "token_ids": Spec("INT32", many=True),
-    "finish_reason": Spec("STRING"),
-    "stop_reason": Spec("STRING"),
-    "error": Spec("STRING"),
-    "text_params": Spec("STRING"),
-}
-ENGINE_OUTPUTS = {**CHUNK, "stats": Spec("STRING")}
-_ANSWER = {
-    "text_output": Spec("STRING"),
-    "finish_reason": Spec("STRING"),
-    "output_token_ids": Spec("INT32", many=True),
-}
-ANSWERS = {
-    "postprocessing": {
-        **_ANSWER,
-        "num_input_tokens": Spec("UINT32"),
-        "num_output_tokens": Spec("UINT32"),
-    },
-    "postprocessing_batched": {
-        **_ANSWER,
-        "num_input_tokens": Spec("INT32"),
-        "num_output_tokens": Spec("INT32"),
-    },
-}
 
 _NUMPY = {
     "INT32": np.int32,

@@ -28,6 +28,10 @@ class TokenBytes:
     def longest(self) -> int:
         return max(map(len, self.table))
 
+    def text(self, token_id: int) -> str:
+        """The id's own bytes, with replacement characters where they are not whole characters."""
+        return self.table[token_id].decode("utf-8", errors="replace")
+
     def begins_character(self, token_id: int) -> bool:
         """Whether the id's bytes start on a character boundary, whatever came before."""
         if not 0 <= token_id < len(self.table):

@@ -6,12 +6,13 @@ Used by preprocessing, postprocessing and LLM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
+from pagestream.sampling_params import SamplingParams
 from pagestream.text.token_bytes import TokenBytes, read_token_bytes
 
 _TAIL_TOKENS = 8
@@ -54,15 +55,15 @@ class Tokenizer:
         except Exception as error:  # jinja raises whatever the template's expressions raise
             raise ValueError(f"messages: the chat template refused them: {error}") from error
 
-    def bad_word_sequences(self, bad_words: Iterable[str]) -> list[list[int]]:
-        """The ids that spell each text, as a word of its own and after a space."""
-        sequences = []
-        for text in bad_words:
-            for spelling in dict.fromkeys((text, " " + text.lstrip())):
-                ids = list(self._tokenizer(spelling, add_special_tokens=False).input_ids)
+    def with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        """bad_words added to bad_words_token_ids, as a word of its own and after a space."""
+        sequences = list(params.bad_words_token_ids)
+        for text in params.bad_words:
+            for spelling in (text, " " + text.lstrip()):
+                ids = tuple(self._tokenizer(spelling, add_special_tokens=False).input_ids)
                 if ids and ids not in sequences:
                     sequences.append(ids)
-        return sequences
+        return dataclasses.replace(params, bad_words=(), bad_words_token_ids=tuple(sequences))
 
     def special_token_id(self, text: str) -> int | None:
         """The id of a text that is one special token, else None."""
