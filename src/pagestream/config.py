@@ -57,6 +57,8 @@ class EngineConfig:
     """Least time between two streamed responses of one request, after the first."""
     heartbeat_interval_ms: int = 400
     """A request silent for this long gets an empty response, so that its cancel is noticed."""
+    step_trace: str | None = None
+    """File that gets a record of every step, for `pagestream trace`; None: no trace."""
     control_secret: str = ""
     """Authorises `drain` and `stats`; minted by the launcher, empty: both are refused."""
 

@@ -13,11 +13,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pagestream.config import EngineConfig, ModelConfig, resolve_max_model_len
 from pagestream.engine.answers import Answers, answer_seed
 from pagestream.engine.metrics import EngineStats
+from pagestream.engine.step_trace import TracedScheduler
 from pagestream.kvcache.kv_cache_manager import KVCacheManager, chain_root
 from pagestream.model_store import resolve_model
 from pagestream.request import Request, RequestOutput, TokenLogprobs
@@ -48,7 +50,11 @@ class LLMEngine:
             self._runner.num_blocks, config.block_size, config.enable_prefix_caching
         )
         self.limits = Limits(self.model_config.vocab_size, max_model_len, self._kv.pool_tokens)
-        self._scheduler = Scheduler(
+        self._answers = Answers()
+        make_scheduler: Callable[..., Scheduler] = Scheduler
+        if config.step_trace is not None:
+            make_scheduler = partial(TracedScheduler, config.step_trace, self._answers.external)
+        self._scheduler = make_scheduler(
             self._kv,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -63,7 +69,6 @@ class LLMEngine:
         )
         self._in_flight: deque[tuple[SchedulerOutput, StepFuture]] = deque()
         self._ended: list[RequestOutput] = []
-        self._answers = Answers()
         self._prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # until the first token
         self._step_batch_size = 0
         self._generated_tokens = 0
@@ -153,6 +158,8 @@ class LLMEngine:
             self.step()
         self._generated_tokens = self._step_batch_size = 0
         self._scheduler.num_prefix_queries = 0
+        if isinstance(self._scheduler, TracedScheduler):
+            self._scheduler.restart_trace()
 
     def has_unfinished_requests(self) -> bool:
         scheduler = self._scheduler
