@@ -46,6 +46,8 @@ class RequestInputs(TypedDict, total=False):
     """Token id -> number (or the JSON text of such an object)."""
     allowed_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
+    structured_output: str | Mapping[str, Any] | None
+    """One of json_schema, regex, grammar or choice (or the JSON text of such an object)."""
     stop_words: Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
@@ -88,6 +90,7 @@ _INPUTS = {
     "logit_bias": _Input("BYTES", is_json=True),
     "allowed_token_ids": _Input("INT32", is_list=True),
     "bad_words": _Input("BYTES", is_list=True),
+    "structured_output": _Input("BYTES", is_json=True),
     "stop_words": _Input("BYTES", is_list=True),
     "stop_token_ids": _Input("INT32", is_list=True),
     "ignore_eos": _Input("BOOL"),

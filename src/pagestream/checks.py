@@ -6,6 +6,7 @@ Leaf module, used by SamplingParams. Nothing here is specific to a model.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -121,6 +122,48 @@ def biases(most: int, bound: float) -> Check:
                 raise ValueError(f"{name} must have token ids as keys, got {_shown(key)}")
             result[key] = number(f"{name}[{key}]", bias)
         return result
+
+    return check
+
+
+def one_of(limits: Mapping[str, Check]) -> Check:
+    """{key: value} with exactly one key of ``limits``, or None."""
+
+    def check(name: str, value: Any) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        keys = ", ".join(limits)
+        if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in limits:
+            raise ValueError(
+                f"{name} must be an object with one key of {keys}, got {_shown(value)}"
+            )
+        ((key, inner),) = value.items()
+        return {key: limits[key](f"{name}.{key}", inner)}
+
+    return check
+
+
+def json_text(most: int) -> Check:
+    """JSON, as text or as the object itself; its text."""
+    plain = text(most)
+
+    def check(name: str, value: Any) -> str:
+        try:
+            return str(plain(name, value if isinstance(value, str) else json.dumps(value)))
+        except (TypeError, RecursionError):
+            raise ValueError(f"{name} must be JSON, got {_shown(value)}") from None
+
+    return check
+
+
+def choices(most: int, longest: int) -> Check:
+    several = strings(most, longest)
+
+    def check(name: str, value: Any) -> tuple[str, ...]:
+        found: tuple[str, ...] = several(name, value)
+        if not found:
+            raise ValueError(f"{name} must hold at least one text that is not empty")
+        return found
 
     return check
 

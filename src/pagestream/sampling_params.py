@@ -73,6 +73,9 @@ class SamplingParams:
     """Texts that are never completed, with or without a space before them; at most 64."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """The same as token ids; at most 256 sequences of 64."""
+    structured_output: dict[str, Any] | None = None
+    """What the answer must be: one of json_schema (an object or its text), regex, grammar (EBNF),
+    each of at most 32,768 characters, or choice (a list of texts). Ends when it is complete."""
     stop: tuple[str, ...] = ()
     """Texts that end the request, at most 64 of 1,024 characters; a single string is one of them,
     and empty ones are none."""
@@ -165,6 +168,14 @@ _CHECKS: dict[str, checks.Check] = {
     "allowed_token_ids": checks.ids(1 << 20, optional=True),
     "bad_words": checks.strings(64, 256),
     "bad_words_token_ids": checks.id_sequences(256, 64),
+    "structured_output": checks.one_of(
+        {
+            "json_schema": checks.json_text(32768),
+            "regex": checks.text(32768),
+            "grammar": checks.text(32768),
+            "choice": checks.choices(1024, 1024),
+        }
+    ),
     "stop": checks.strings(64, 1024),
     "stop_token_ids": checks.ids(128),
     "ignore_eos": checks.boolean,

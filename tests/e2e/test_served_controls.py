@@ -1,6 +1,7 @@
 """Every control and result of the engine, through the real server."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,44 @@ def test_vllm_takes_the_same_in_json(service):
     assert len(json.loads(answer.body["output_logprobs"])) == 4
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "big": {"type": "boolean"}},
+    "required": ["city", "big"],
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_structured_output(service, stream):
+    messages = [{"role": "user", "content": "Name a city."}]
+    answer = service.client.generate(
+        "chat",
+        messages=messages,
+        structured_output={"json_schema": SCHEMA},
+        max_tokens=200,
+        seed=2,
+        stream=stream,
+    )
+    assert answer.finish_reason == "stop"
+    assert set(json.loads(answer.text_output)) == {"city", "big"}
+    chosen = generate(service, structured_output={"choice": ["left", "right"]}, max_tokens=20)
+    assert chosen.text_output in ("left", "right")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"regex": "foo**"}, {"json_schema": "{"}, {"json_schema": "x" * 10**6}, {"grammar": "x"}],
+    ids=lambda wanted: next(iter(wanted)),
+)
+def test_bad_grammars_are_refused_at_once_and_the_next_works(service, wanted):
+    started = time.monotonic()
+    answer = service.generate("ensemble", {**GREEDY, "structured_output": json.dumps(wanted)})
+    assert time.monotonic() - started < 1
+    assert answer.status == 400
+    assert f"structured_output.{next(iter(wanted))}" in answer.body["error"]
+    assert generate(service, max_tokens=1).num_output_tokens == 1
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -149,6 +188,8 @@ def test_vllm_takes_the_same_in_json(service):
         ("logit_bias", '{"1": 1e39}'),
         ("logit_bias", "{"),
         ("bad_words", ["x" * 300]),
+        ("structured_output", "{}"),
+        ("structured_output", "["),
     ],
 )
 def test_out_of_range_is_refused_by_name_and_the_next_works(service, field, value):

@@ -9,7 +9,7 @@ import transformers as hf
 
 from pagestream.config import ModelConfig
 from pagestream.sampling.row_tokens import RowTokens
-from pagestream.sampling.sampler import Sampler
+from pagestream.sampling.sampler import NOTHING_ALLOWED, Sampler
 from pagestream.sampling.sampling_states import SamplingStates
 from pagestream.sampling_params import SamplingParams
 from pagestream.scheduler.scheduler_output import NewRequest
@@ -132,6 +132,20 @@ def test_min_tokens():
     assert bench.sample().token_ids.equal(bench.expected(processor).argmax(-1))
     bench.states.count_tokens(bench.rows.state_rows, bench.sample().token_ids)
     assert bench.sample().token_ids.equal(bench.logits.argmax(-1))
+
+
+def test_controls_that_leave_nothing_draw_nothing():
+    bench = Bench(greedy(allowed_token_ids=[3, 4], bad_words_token_ids=[[3], [4]]))
+    assert (bench.sample().token_ids == NOTHING_ALLOWED).all()
+    drawn = Bench(SamplingParams(allowed_token_ids=[3], bad_words_token_ids=[[3]], logprobs=1))
+    output = drawn.sample()
+    assert (output.token_ids == NOTHING_ALLOWED).all()
+    assert output.logprobs is not None
+
+
+def test_min_tokens_yields_where_only_a_stop_is_left():
+    bench = Bench(greedy(allowed_token_ids=[7], min_tokens=20), stop_token_ids=[7])
+    assert (bench.sample().token_ids == 7).all()
 
 
 def test_bitmask():

@@ -102,15 +102,16 @@ def test_end_of_sequence_has_no_stop_reason():
     assert bench.outputs[-1].stop_reason is None
 
 
-def test_min_tokens_before_any_stop():
-    bench = Bench(token=lambda _: 9)
-    params = SamplingParams(min_tokens=3)
-    request = make_request(
-        "a", 4, max_tokens=10, stop_token_ids=frozenset({9}), sampling_params=params
-    )
-    bench.scheduler.add_request(request)
+def test_nothing_left_to_draw_is_an_error_of_that_request():
+    bench = Bench(token=lambda name: -1 if name == "bad" else 5)
+    for name in ("bad", "good"):
+        bench.scheduler.add_request(make_request(name, 4, max_tokens=2))
     bench.run()
-    assert len(bench.tokens_of("a")) == 4
+    assert bench.finish_reasons("bad") == ["error"]
+    assert bench.tokens_of("bad") == []
+    assert "no token is allowed" in bench.outputs[0].error
+    assert bench.tokens_of("good") == [5, 5]
+    assert bench.kv.num_free_blocks == bench.kv.num_blocks
 
 
 def test_sequence_limit_ends_with_length():

@@ -18,16 +18,20 @@ from pathlib import Path
 
 from pagestream.config import EngineConfig, ModelConfig, resolve_max_model_len
 from pagestream.engine.answers import Answers, answer_seed
+from pagestream.engine.grammars import Grammars
 from pagestream.engine.metrics import EngineStats
 from pagestream.engine.step_trace import TracedScheduler
 from pagestream.kvcache.kv_cache_manager import KVCacheManager, chain_root
 from pagestream.model_store import resolve_model
-from pagestream.request import Request, RequestOutput, TokenLogprobs
+from pagestream.request import FinishReason, Request, RequestOutput, TokenLogprobs
 from pagestream.runner.model_runner import ModelRunner
 from pagestream.runner.step_future import StepFuture
+from pagestream.sampling.grammar import to_device
 from pagestream.sampling_params import Limits, SamplingParams, validate_prompt
 from pagestream.scheduler.scheduler import QueueFullError, Scheduler
 from pagestream.scheduler.scheduler_output import SchedulerOutput
+
+_COMPILE_WAIT_S = 0.02
 
 
 class LLMEngine:
@@ -69,6 +73,7 @@ class LLMEngine:
         )
         self._in_flight: deque[tuple[SchedulerOutput, StepFuture]] = deque()
         self._ended: list[RequestOutput] = []
+        self._grammars = Grammars(Path(directory), self.model_config)
         self._prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # until the first token
         self._step_batch_size = 0
         self._generated_tokens = 0
@@ -89,7 +94,7 @@ class LLMEngine:
         """
         validate_prompt(prompt_token_ids, self.limits)
         sampling_params.validate(self.limits)
-        n, waiting = sampling_params.n, self._scheduler.num_waiting
+        n, waiting = sampling_params.n, self.num_waiting
         if waiting + n > self.config.max_num_waiting:
             raise QueueFullError(
                 f"the queue is full: {waiting} requests are waiting, {n} came, "
@@ -98,6 +103,7 @@ class LLMEngine:
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         seed = sampling_params.seed
         seed = secrets.randbits(64) if seed is None else seed
+        requests = []
         for index, internal_id in enumerate(self._answers.add(request_id, n)):
             request = self._make_request(
                 internal_id, prompt_token_ids, sampling_params, arrival_time
@@ -105,6 +111,11 @@ class LLMEngine:
             request.seed = answer_seed(seed, index)
             if sampling_params.prompt_logprobs is not None:
                 self._prompt_logprobs[internal_id] = [None]
+            requests.append(request)
+        if sampling_params.structured_output is not None:
+            self._grammars.park(requests)
+            return
+        for request in requests:
             self._scheduler.add_request(request)
 
     def _make_request(
@@ -118,7 +129,8 @@ class LLMEngine:
         room = min(self.limits.max_model_len, self._kv.pool_tokens) - len(prompt_token_ids)
         max_tokens = sampling_params.max_tokens or self.config.default_max_tokens
         stop_token_ids = frozenset(sampling_params.stop_token_ids)
-        if not sampling_params.ignore_eos:
+        # A grammar ends with an end-of-sequence token, whatever else the request says of those.
+        if not sampling_params.ignore_eos or sampling_params.structured_output is not None:
             stop_token_ids |= self.model_config.eos_token_ids
         deadline_ms = sampling_params.deadline_ms
         return Request(
@@ -139,6 +151,8 @@ class LLMEngine:
         has ended already."""
         for internal_id in self._answers.find(request_id, index):
             ended = self._scheduler.abort_request(internal_id)
+            if self._grammars.unpark(internal_id):
+                ended = RequestOutput(internal_id, [], finish_reason=FinishReason.ABORT)
             if ended is not None:
                 self._cancelled += 1
                 self._ended.append(ended)
@@ -162,14 +176,18 @@ class LLMEngine:
             self._scheduler.restart_trace()
 
     def has_unfinished_requests(self) -> bool:
-        scheduler = self._scheduler
         return bool(
-            scheduler.num_running or scheduler.num_waiting or self._ended or self._in_flight
+            self._scheduler.num_running or self.num_waiting or self._ended or self._in_flight
         )
+
+    @property
+    def num_waiting(self) -> int:
+        """In the queue, or waiting for their grammar to be compiled."""
+        return self._scheduler.num_waiting + self._grammars.num_parked
 
     def has_room(self, n: int = 1) -> bool:
         """Whether a further request for n answers would soon run, and fits the queue."""
-        waiting = self._scheduler.num_waiting
+        waiting = self.num_waiting
         fits = waiting + n <= self.config.max_num_waiting
         # An empty queue is as much room as there will ever be: let add_request say what is wrong.
         return not waiting or (fits and waiting < self.config.max_num_seqs)
@@ -179,15 +197,32 @@ class LLMEngine:
         now = time.monotonic()
         expired = self._scheduler.expire(now)
         self._expired += len(expired)
+        if self._grammars.num_parked:
+            self._admit_parked()
         outputs, self._ended = self._ended + expired, []
-        launched = self._launch(now)
+        launched = self._launch(now, outputs)
         # A step in flight is left unread only while another one keeps the device busy behind it.
         keep = 1 if self._overlap and launched else 0
         while len(self._in_flight) > keep:
             outputs += self._read()
         return [self._deliver(output) for output in outputs]
 
-    def _launch(self, now: float) -> bool:
+    def _admit_parked(self) -> None:
+        """Queue requests whose grammar is compiled; sleep a little if there is nothing else."""
+        idle = not (self._scheduler.num_running or self._scheduler.num_waiting or self._in_flight)
+        for request, error in self._grammars.ready(_COMPILE_WAIT_S if idle else 0.0):
+            try:
+                if error is not None:
+                    raise ValueError(error)
+                self._scheduler.add_request(request)
+            except ValueError as refused:
+                message = str(refused)
+                self._ended.append(
+                    RequestOutput(request.request_id, [], 0, FinishReason.ERROR, error=message)
+                )
+
+    def _launch(self, now: float, outputs: list[RequestOutput]) -> bool:
+        """Start a step, if anything can run. What had to be read before goes to ``outputs``."""
         scheduled = self._scheduler.schedule(now)
         if not scheduled.scheduled:
             # Nothing can run, yet the runner must hear of released rows.
@@ -195,7 +230,13 @@ class LLMEngine:
             return False
         self._step_batch_size = len(scheduled.scheduled)
         self._runner.forward(scheduled)
-        self._in_flight.append((scheduled, self._runner.sample()))
+        bitmask = None
+        if self._grammars.concern(scheduled):
+            # A mask needs every token before it; the forward pass, which runs meanwhile, did not.
+            while self._in_flight:
+                outputs += self._read()
+            bitmask = to_device(self._grammars.bitmask(scheduled), self._runner.device)
+        self._in_flight.append((scheduled, self._runner.sample(bitmask)))
         return True
 
     def _read(self) -> list[RequestOutput]:
@@ -206,6 +247,8 @@ class LLMEngine:
             if known is not None:
                 known[position:] = found  # a preempted prompt is computed again
         outputs = self._scheduler.update(scheduled, future.result(), future.logprobs())
+        for output in outputs:
+            self._grammars.accept(output.request_id, output.token_ids)
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
 
@@ -217,6 +260,7 @@ class LLMEngine:
             output.prompt_logprobs = self._prompt_logprobs.pop(internal_id, None)
         if output.finish_reason is not None:
             self._answers.end(internal_id)
+            self._grammars.end(internal_id)
         return output
 
     @property
@@ -224,7 +268,7 @@ class LLMEngine:
         scheduler = self._scheduler
         return EngineStats(
             requests_running=scheduler.num_running,
-            requests_waiting=scheduler.num_waiting,
+            requests_waiting=self.num_waiting,
             kv_blocks_free=self._kv.num_free_blocks,
             kv_blocks_total=self._kv.num_blocks,
             kv_blocks_cached=self._kv.num_cached_blocks,

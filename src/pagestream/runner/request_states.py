@@ -45,7 +45,7 @@ class RequestStates:
     def append_tokens(self, idx_mapping: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Write one sampled token per row, where the next step's gather will find it."""
         positions = self.num_tokens[idx_mapping]
-        self.token_ids[idx_mapping, positions] = token_ids.to(torch.int32)
+        self.token_ids[idx_mapping, positions] = token_ids.clamp_min(0).to(torch.int32)
         self.num_tokens[idx_mapping] = positions + 1
 
     def advance(self, idx_mapping: torch.Tensor, query_lens: torch.Tensor) -> None:

@@ -25,6 +25,7 @@ from pagestream_kernels import (
 )
 
 _NEVER = float("-inf")
+NOTHING_ALLOWED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Sampler:
         tokens: RowTokens,
         bitmask: torch.Tensor | None = None,
     ) -> SamplerOutput:
-        """Draw one token per row.
+        """Draw one token per row; NOTHING_ALLOWED where the controls leave none.
 
         Args:
             logits: [num_rows, vocab_size], any float dtype; may be overwritten.
@@ -59,12 +60,15 @@ class Sampler:
         for index, row in enumerate(rows):
             _apply_row(logits[index], row, tokens, index)
         logits = _penalise(logits, rows, states, tokens.state_rows)
-        token_ids = logits.argmax(dim=-1)
+        best, token_ids = logits.max(dim=-1)
         _draw(token_ids, logits, rows, states, tokens)
+        # Controls that contradict one another leave nothing: no token may stand in for that.
+        token_ids.masked_fill_(best == _NEVER, NOTHING_ALLOWED)
         counts = [row.logprobs or 0 for row in rows if row.logprobs is not None]
         logprobs = None
         if raw is not None:
-            logprobs = gather_logprobs(raw, token_ids[logprob_rows], max(counts))
+            chosen = token_ids[logprob_rows].clamp_min(0)
+            logprobs = gather_logprobs(raw, chosen, max(counts))
         return SamplerOutput(token_ids, logprob_rows, counts, logprobs)
 
 
@@ -87,7 +91,9 @@ def _apply_row(logits: torch.Tensor, row: RowParams, tokens: RowTokens, index: i
         completes = (tokens.last(index, len(ending)) == ending).all()
         logits[token_id].masked_fill_(completes, _NEVER)
     if row.min_tokens_left > 0 and row.stop_token_ids is not None:
-        logits[row.stop_token_ids] = _NEVER
+        without = logits.index_fill(0, row.stop_token_ids, _NEVER)
+        # A grammar may be complete before min_tokens: then it may stop.
+        logits.copy_(torch.where((without > _NEVER).any(), without, logits))
     if row.bias is not None:
         ids, values = row.bias
         logits[ids] += values

@@ -115,7 +115,7 @@ class SamplingStates:
                 penalised.append(index)
         if penalised:
             states = torch.tensor([state_rows[index] for index in penalised], device=self._device)
-            self.output_counts[states, token_ids[penalised]] += 1
+            self.output_counts[states, token_ids[penalised].clamp_min(0)] += 1
 
     def _remember(self, state_idx: int, request: NewRequest) -> None:
         vocab_size = self._defaults.vocab_size

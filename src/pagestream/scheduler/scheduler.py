@@ -30,6 +30,10 @@ from pagestream.request import (
 )
 from pagestream.scheduler.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 
+_NOTHING_ALLOWED = (
+    "no token is allowed: allowed_token_ids, bad_words, structured_output and the like leave none"
+)
+
 
 class QueueFullError(ValueError):
     """The waiting queue is at max_num_waiting."""
@@ -169,7 +173,10 @@ class Scheduler:
         token_ids: list[list[int]],
         logprobs: list[list[TokenLogprobs | None]] | None = None,
     ) -> list[RequestOutput]:
-        """Absorb a step's tokens, one list per scheduled request, and end what has ended."""
+        """Absorb a step's tokens, one list per scheduled request, and end what has ended.
+
+        A negative token means that the request's own controls leave nothing to draw.
+        """
         results = []
         for index, share in enumerate(output.scheduled):
             request = self._requests.get(share.request_id)
@@ -200,15 +207,19 @@ class Scheduler:
             result.num_cached_tokens = request.num_cached_tokens
             result.queued_s = request.queued_s
         for count, token_id in enumerate(new_token_ids, 1):
+            if token_id < 0:
+                result.token_ids = new_token_ids[: count - 1]
+                result.finish_reason, result.error = FinishReason.ERROR, _NOTHING_ALLOWED
+                break
             token_ids.append(token_id)
-            num_output_tokens = len(token_ids) - request.num_prompt_tokens
+            # The sampler draws no stop token before min_tokens.
             if token_id in request.stop_token_ids:
-                params = request.sampling_params
-                if num_output_tokens > params.min_tokens:
-                    result.finish_reason = FinishReason.STOP
-                    result.stop_reason = token_id if token_id in params.stop_token_ids else None
-            if result.finish_reason is None and (
-                num_output_tokens >= request.max_tokens or len(token_ids) >= self._max_seq_len
+                named = request.sampling_params.stop_token_ids
+                result.finish_reason = FinishReason.STOP
+                result.stop_reason = token_id if token_id in named else None
+            elif (
+                len(token_ids) - request.num_prompt_tokens >= request.max_tokens
+                or len(token_ids) >= self._max_seq_len
             ):
                 result.finish_reason = FinishReason.LENGTH
             if result.finish_reason is not None:

@@ -94,7 +94,7 @@ def _coerce(name: str, value: Any) -> Any:
             value = _boolean(name, value)
         elif kind in ("INT32", "UINT64", "FP32"):
             value = _number(name, value, float if kind == "FP32" else int)
-        elif name == "logit_bias":
+        elif name in ("logit_bias", "structured_output"):
             value = parse_object(name, value)
     return value
 

@@ -40,6 +40,7 @@ OPTIONS = {
     "logit_bias": Spec("STRING"),
     "allowed_token_ids": Spec("INT32", many=True),
     "bad_words": Spec("STRING", many=True),
+    "structured_output": Spec("STRING"),
     "stop_words": Spec("STRING", many=True),
     "stop_token_ids": Spec("INT32", many=True),
     "ignore_eos": Spec("BOOL"),
