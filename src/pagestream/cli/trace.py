@@ -31,7 +31,8 @@ def trace(
 
     Several traces are drawn on one scale, each under its file's name.
     """
-    from pagestream.cli.trace_picture import draw, make_panel, summary
+    from pagestream.cli.trace_picture import draw, make_panel
+    from pagestream.cli.trace_stays import summary
     from pagestream.engine.step_trace import read_trace
 
     console = Console(stderr=True)

@@ -1,19 +1,18 @@
 """Draws step traces as one SVG: seats of the batch as lanes, iterations as columns.
 
-A request takes a seat when it starts and leaves it when it ends or is preempted; the next one takes
-the lowest free seat, which is how in-flight batching becomes visible. Several traces are drawn one
-above the other on the same scale. Knows the record of step_trace, not how it came about. Used by
-`pagestream trace`.
+A seat that is taken by one request after another is how in-flight batching becomes visible.
+Several traces are drawn one above the other on the same scale. Knows the record of step_trace, not
+how it came about. Used by `pagestream trace`.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pagestream.cli.svg import Svg
-from pagestream.engine.step_trace import Arrival, Share, Step, Trace
+from pagestream.cli.trace_stays import Stay, seconds_text, stays_of, summary
+from pagestream.engine.step_trace import Step, Trace
 
 WIDTH = 1080
 LEFT, RIGHT = 104, 16
@@ -21,6 +20,8 @@ MAX_CELL = 26.0
 LANE, BAR = 40, 22
 """Height of a lane, and of the bar in it; the rest is for the request's name."""
 CHART = 34
+HEAD, GAP = 70, 32
+"""Above a panel's lanes, and between panels."""
 MAX_STEPS = 1000
 """Columns get too thin beyond."""
 
@@ -70,63 +71,6 @@ LEGEND = {
 }
 
 
-@dataclass
-class Stay:
-    """One request's time in the batch: from where it starts to where it ends or is preempted."""
-
-    arrival: Arrival
-    first: int
-    last: int
-    again: bool
-    """It was preempted before."""
-    shares: dict[int, Share] = field(default_factory=dict)
-    outcome: str = ""
-    """preempted, or why it ended; empty if the trace stops before."""
-    seat: int = 0
-
-
-def stays_of(trace: Trace) -> list[Stay]:
-    """In the order of their starts, each with its seat."""
-    arrivals = {arrival.request: arrival for arrival in trace.arrivals}
-    ends = {end.request: end for end in trace.ends}
-    stays: list[Stay] = []
-    current: dict[int, Stay] = {}
-    started: set[int] = set()
-    for step in trace.steps:
-        for request in step.preempted:
-            stay = current.pop(request)
-            stay.outcome, stay.last = "preempted", step.step - 1
-        for share in step.scheduled:
-            if share.num_cached_tokens is not None:
-                again = share.request in started
-                stay = Stay(arrivals[share.request], step.step, step.step, again)
-                current[share.request] = stay
-                started.add(share.request)
-                stays.append(stay)
-            stay = current[share.request]
-            stay.shares[step.step] = share
-            stay.last = step.step
-            stay.outcome = share.finish_reason or stay.outcome
-    for request, stay in current.items():
-        end = ends.get(request)
-        if end is not None:
-            stay.outcome, stay.last = end.finish_reason, max(stay.last, end.step - 1)
-        elif not stay.outcome and trace.steps:
-            stay.last = trace.steps[-1].step
-    _take_seats(stays)
-    return stays
-
-
-def _take_seats(stays: Iterable[Stay]) -> None:
-    free: list[int] = []
-    taken: list[tuple[int, int]] = []  # (last step, seat)
-    for stay in stays:
-        while taken and taken[0][0] < stay.first:
-            heapq.heappush(free, heapq.heappop(taken)[1])
-        stay.seat = heapq.heappop(free) if free else len(taken)
-        heapq.heappush(taken, (stay.last, stay.seat))
-
-
 @dataclass(frozen=True)
 class Panel:
     """One trace, as far as it is drawn."""
@@ -142,7 +86,7 @@ class Panel:
 
     @property
     def height(self) -> float:
-        return 76 + self.num_seats * LANE + 3 * (CHART + 10)
+        return HEAD + self.num_seats * LANE + 3 * (CHART + 10)
 
 
 def make_panel(title: str, trace: Trace, first: int, last: int | None) -> Panel:
@@ -166,49 +110,68 @@ def make_panel(title: str, trace: Trace, first: int, last: int | None) -> Panel:
 
 
 def draw(panels: Sequence[Panel]) -> str:
-    most = max(len(panel.steps) for panel in panels)
-    cell = min(MAX_CELL, (WIDTH - LEFT - RIGHT) / most)
-    height = 44 + sum(panel.height + 18 for panel in panels)
+    cell = min(MAX_CELL, (WIDTH - LEFT - RIGHT) / max(len(panel.steps) for panel in panels))
+    kinds = set().union(*map(_kinds, panels))
+    rows = _legend_rows([kind for kind in LEGEND if kind in kinds])
+    top = 20.0 + 24 * len(rows)
+    height = top + sum(panel.height + GAP for panel in panels)
     svg = Svg(WIDTH, height, STYLE, PATTERNS)
     svg.rect("paper", 0, 0, WIDTH, height)
-    drawings = []
-    top = 44.0
+    for number, row in enumerate(rows):
+        for kind, x in row:
+            _legend_entry(svg, kind, x, 12 + 24 * number)
     for panel in panels:
-        drawing = _Drawing(svg, panel, cell, top)
-        drawing.draw()
-        drawings.append(drawing)
-        top += panel.height + 18
-    _legend(svg, set().union(*(drawing.used for drawing in drawings)))
+        _Drawing(svg, panel, cell, top).draw()
+        top += panel.height + GAP
     return svg.text_of("Step trace: " + ", ".join(panel.title for panel in panels))
 
 
-def _legend(svg: Svg, used: set[str]) -> None:
+def _kinds(panel: Panel) -> set[str]:
+    """What the legend has to explain."""
+    kinds = {"empty"} if any(_empty_runs(panel)) else set()
+    for stay in panel.stays:
+        kinds |= {kind for kind, _, _ in _runs(stay, stay.first, stay.last, merge=True)}
+        kinds |= {"cached"} if stay.num_cached_tokens else set()
+        if stay.outcome:
+            kinds.add("preempted" if stay.outcome == "preempted" else "end")
+    return kinds
+
+
+def _legend_rows(kinds: Sequence[str]) -> list[list[tuple[str, float]]]:
+    """(kind, x), line by line."""
+    rows: list[list[tuple[str, float]]] = [[]]
     x = 16.0
-    for kind, words in LEGEND.items():
-        if kind not in used:
-            continue
-        if kind == "preempted":
-            svg.cross(kind, x + 8, 20, 4)
-        elif kind == "end":
-            svg.rect(kind, x + 6, 13, 3, 14)
-        else:
-            svg.rect(kind, x, 13, 18, 14)
-        svg.text("", x + 23, 24, words)
-        x += 23 + 5.7 * len(words) + 20
+    for kind in kinds:
+        width = 44 + 5.9 * len(LEGEND[kind])
+        if x + width > WIDTH:
+            rows.append([])
+            x = 16.0
+        rows[-1].append((kind, x))
+        x += width
+    return rows
+
+
+def _legend_entry(svg: Svg, kind: str, x: float, y: float) -> None:
+    if kind == "preempted":
+        svg.cross(kind, x + 9, y + 7, 5)
+    elif kind == "end":
+        svg.rect(kind, x + 8, y, 3, 14)
+    else:
+        svg.rect(kind, x, y, 18, 14)
+    svg.text("", x + 24, y + 11, LEGEND[kind])
 
 
 class _Drawing:
-    """One panel on its way into the picture; ``used``: kinds that the legend has to explain."""
+    """One panel on its way into the picture."""
 
     def __init__(self, svg: Svg, panel: Panel, cell: float, top: float) -> None:
         self._svg = svg
         self._panel = panel
         self._cell = cell
         self._top = top
-        self._lanes = top + 62
+        self._lanes = top + HEAD
         self._first = panel.steps[0].step
         self._right = LEFT + cell * len(panel.steps)
-        self.used: set[str] = set()
 
     def draw(self) -> None:
         panel = self._panel
@@ -220,7 +183,9 @@ class _Drawing:
             y = self._lanes + seat * LANE
             self._svg.text("quiet right", LEFT - 10, y + LANE - 11, f"seat {seat + 1}")
             self._svg.rect("lane", LEFT, y + LANE - BAR - 2, self._right - LEFT, BAR)
-        self._empty_seats()
+        for seat, start, count in _empty_runs(panel):
+            y = self._lanes + seat * LANE + LANE - BAR - 2
+            self._svg.rect("empty", self._x(start), y, count * self._cell, BAR)
         for stay in panel.stays:
             self._stay(stay)
         self._charts(bottom)
@@ -235,33 +200,11 @@ class _Drawing:
         self._svg.text("quiet right", LEFT - 10, y - 10, "iteration")
         self._svg.text("quiet right", LEFT - 10, y + 2, "time")
         for step in steps:
-            if step.step % distance == 0:
+            if (step.step + 1) % distance == 0 or (step is steps[0] and distance > 1):
                 x = self._x(step.step)
                 self._svg.line("grid", x, y - 2, x, bottom)
                 self._svg.text("quiet", x + 2, y - 10, str(step.step + 1))
-                self._svg.text("quiet", x + 2, y + 2, _seconds(step.start_s))
-
-    def _empty_seats(self) -> None:
-        taken = {
-            (stay.seat, step)
-            for stay in self._panel.stays
-            for step in range(stay.first, stay.last + 1)
-        }
-        for seat in range(self._panel.num_seats):
-            run: list[int] = []
-            for step in self._panel.steps:
-                if step.num_waiting and (seat, step.step) not in taken:
-                    run.append(step.step)
-                elif run:
-                    self._run("empty", seat, run)
-                    run = []
-            if run:
-                self._run("empty", seat, run)
-
-    def _run(self, kind: str, seat: int, steps: list[int]) -> None:
-        self.used.add(kind)
-        y = self._lanes + seat * LANE + LANE - BAR - 2
-        self._svg.rect(kind, self._x(steps[0]), y, len(steps) * self._cell, BAR)
+                self._svg.text("quiet", x + 2, y + 2, seconds_text(step.start_s))
 
     def _stay(self, stay: Stay) -> None:
         svg, cell = self._svg, self._cell
@@ -269,21 +212,19 @@ class _Drawing:
         gap = 1.0 if cell >= 6 else 0.0
         first = max(stay.first, self._first)
         last = min(stay.last, self._panel.steps[-1].step)
-        svg.begin(describe(stay))
+        svg.begin(str(stay))
         for kind, start, count in _runs(stay, first, last, merge=gap == 0):
-            self.used.add(kind)
             svg.rect(kind, self._x(start) + gap / 2, y, count * cell - gap, BAR)
         for step, share in stay.shares.items():
             words = str(share.num_scheduled_tokens)
             fits = cell >= 6.2 * len(words) + 2
             if share.phase != "decode" and fits and first <= step <= last:
                 svg.text("in-cell", self._x(step) + cell / 2, y + BAR / 2 + 4, words)
-        cached = stay.shares[stay.first].num_cached_tokens
+        cached = stay.num_cached_tokens
         if cached and first == stay.first:
-            self.used.add("cached")
             svg.rect("cached", self._x(first) + gap / 2, y - 1, max(cell - gap, 5), 7)
         self._ending(stay, y, last)
-        self._name(stay, y - 5, first, last, cached or 0)
+        self._name(stay, y - 5, first, last, cached)
         svg.end()
 
     def _ending(self, stay: Stay, y: float, last: int) -> None:
@@ -291,15 +232,13 @@ class _Drawing:
             return
         x = self._x(stay.last + 1)
         if stay.outcome == "preempted":
-            self.used.add("preempted")
             self._svg.cross("preempted", x - min(self._cell, 10) / 2, y + BAR / 2, 5)
         else:
-            self.used.add("end")
             self._svg.rect("end", x - 2.5, y - 2, 2.5, BAR + 4)
 
     def _name(self, stay: Stay, y: float, first: int, last: int, cached: int) -> None:
         room = (last - first + 1) * self._cell
-        name = short_name(stay.arrival)
+        name = stay.name
         parts = [("name", name)]
         if stay.again:
             parts.append(("quiet", "again"))
@@ -341,6 +280,23 @@ class _Drawing:
         return height
 
 
+def _empty_runs(panel: Panel) -> Iterable[tuple[int, int, int]]:
+    """(seat, first step, number of steps) where a seat is empty while requests wait."""
+    taken: dict[int, set[int]] = {seat: set() for seat in range(panel.num_seats)}
+    for stay in panel.stays:
+        taken[stay.seat].update(range(stay.first, stay.last + 1))
+    for seat, busy in taken.items():
+        count = 0
+        for step in panel.steps:
+            if step.num_waiting and step.step not in busy:
+                count += 1
+            elif count:
+                yield seat, step.step - count, count
+                count = 0
+        if count:
+            yield seat, panel.steps[-1].step + 1 - count, count
+
+
 def _runs(stay: Stay, first: int, last: int, merge: bool) -> Iterable[tuple[str, int, int]]:
     """(kind, first step, number of steps) of the cells; one each unless ``merge``."""
     start, kind = first, ""
@@ -351,43 +307,3 @@ def _runs(stay: Stay, first: int, last: int, merge: bool) -> Iterable[tuple[str,
             yield kind, start, step - start
             start = step
         kind = now
-
-
-def short_name(arrival: Arrival) -> str:
-    """The request_id if it is short, else its number."""
-    name = arrival.request_id if len(arrival.request_id) <= 8 else f"#{arrival.request}"
-    return f"{name}/{arrival.index}" if arrival.index else name
-
-
-def describe(stay: Stay) -> str:
-    """The tooltip."""
-    shares = stay.shares.values()
-    computed = sum(share.num_scheduled_tokens for share in shares if share.phase != "decode")
-    cached = stay.shares[stay.first].num_cached_tokens
-    return (
-        f"{stay.arrival.request_id}, answer {stay.arrival.index}: iterations {stay.first + 1} to "
-        f"{stay.last + 1}, {stay.arrival.num_prompt_tokens} prompt tokens, {cached} from the "
-        f"cache, {computed} computed; {sum(share.num_new_tokens for share in shares)} output "
-        f"tokens; {stay.outcome or 'still running'}"
-    )
-
-
-def summary(trace: Trace) -> str:
-    """The trace in numbers."""
-    steps = trace.steps
-    shares = [share for step in steps for share in step.scheduled]
-    seconds = steps[-1].end_s - steps[0].start_s
-    output = sum(share.num_new_tokens for share in shares)
-    cached = sum(share.num_cached_tokens or 0 for share in shares if share.phase != "recompute")
-    preempted = sum(len(step.preempted) for step in steps)
-    text = (
-        f"{len(trace.arrivals)} requests, {len(steps)} iterations, {_seconds(seconds)}, "
-        f"{len(shares) / len(steps):.1f} requests per iteration, {output} output tokens, "
-        f"{output / seconds:.0f} per second"
-    )
-    text += f", {cached} prompt tokens from the prefix cache" if cached else ""
-    return text + (f", {preempted} preemptions" if preempted else "")
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
