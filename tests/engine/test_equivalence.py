@@ -368,7 +368,7 @@ def test_full_product_on_a_random_model(random_subject):
 def test_full_product_on_golden_prompts(smollm2):
     names = ("chat_capital", "chat_sys_pirate", "chat_multi_turn", "chat_unicode", "raw_short",
              "raw_list")  # fmt: skip
-    subject = golden_subject(smollm2, names, num_tokens=16, few_blocks=8)
+    subject = golden_subject(smollm2, names, num_tokens=16, few_blocks=7)
     check_product(subject, orders=("given", "shuffled"), arrivals=("at once", "random"))
 
 
