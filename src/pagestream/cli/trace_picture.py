@@ -32,7 +32,7 @@ text { font: 11px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-s
 .name { font-weight: 600 }
 .cached-text { fill: #0b7a68; font-weight: 600 }
 .preempted-text { fill: #c21f30; font-weight: 600 }
-.in-cell { font-size: 10px; fill: #fff; text-anchor: middle }
+.in-cell { font-size: 9.5px; fill: #fff; text-anchor: middle }
 .right { text-anchor: end }
 .middle { text-anchor: middle }
 .paper { fill: #fff }
@@ -85,8 +85,16 @@ class Panel:
         return 1 + max((stay.seat for stay in self.stays), default=0)
 
     @property
+    def most_waiting(self) -> int:
+        return max(step.num_waiting for step in self.steps)
+
+    @property
+    def num_charts(self) -> int:
+        return 3 if self.most_waiting else 2
+
+    @property
     def height(self) -> float:
-        return HEAD + self.num_seats * LANE + 3 * (CHART + 10)
+        return HEAD + self.num_seats * LANE + self.num_charts * (CHART + 10)
 
 
 def make_panel(title: str, trace: Trace, first: int, last: int | None) -> Panel:
@@ -178,7 +186,7 @@ class _Drawing:
         self._svg.text("title", 16, self._top + 16, panel.title)
         self._svg.text("quiet", 16, self._top + 34, summary(panel.trace))
         bottom = self._lanes + panel.num_seats * LANE
-        self._axis(bottom + 3 * (CHART + 10))
+        self._axis(bottom + panel.num_charts * (CHART + 10))
         for seat in range(panel.num_seats):
             y = self._lanes + seat * LANE
             self._svg.text("quiet right", LEFT - 10, y + LANE - 11, f"seat {seat + 1}")
@@ -199,12 +207,14 @@ class _Drawing:
         y = self._lanes - 4
         self._svg.text("quiet right", LEFT - 10, y - 10, "iteration")
         self._svg.text("quiet right", LEFT - 10, y + 2, "time")
-        for step in steps:
-            if (step.step + 1) % distance == 0 or (step is steps[0] and distance > 1):
-                x = self._x(step.step)
-                self._svg.line("grid", x, y - 2, x, bottom)
-                self._svg.text("quiet", x + 2, y - 10, str(step.step + 1))
-                self._svg.text("quiet", x + 2, y + 2, seconds_text(step.start_s))
+        marked = [step for step in steps if (step.step + 1) % distance == 0]
+        if not marked or (marked[0].step - self._first) * self._cell >= 44:
+            marked.insert(0, steps[0])
+        for step in marked:
+            x = self._x(step.step)
+            self._svg.line("grid", x, y - 2, x, bottom)
+            self._svg.text("quiet", x + 2, y - 10, str(step.step + 1))
+            self._svg.text("quiet", x + 2, y + 2, seconds_text(step.start_s))
 
     def _stay(self, stay: Stay) -> None:
         svg, cell = self._svg, self._cell
@@ -217,7 +227,7 @@ class _Drawing:
             svg.rect(kind, self._x(start) + gap / 2, y, count * cell - gap, BAR)
         for step, share in stay.shares.items():
             words = str(share.num_scheduled_tokens)
-            fits = cell >= 6.2 * len(words) + 2
+            fits = cell >= 5.6 * len(words) + 1
             if share.phase != "decode" and fits and first <= step <= last:
                 svg.text("in-cell", self._x(step) + cell / 2, y + BAR / 2 + 4, words)
         cached = stay.num_cached_tokens
@@ -252,20 +262,24 @@ class _Drawing:
             self._svg.spans(self._x(first) + 1, y, shown)
 
     def _charts(self, top: float) -> None:
-        trace, steps = self._panel.trace, self._panel.steps
-        budget = max(sum(s.num_scheduled_tokens for s in step.scheduled) for step in steps)
-        self._chart_label(top + 10, "tokens", f"most {budget}")
-        self._chart_label(top + 20 + CHART, "KV blocks", f"of {trace.engine.num_blocks}")
-        waiting = max(1, *(step.num_waiting for step in steps))
-        self._chart_label(top + 30 + 2 * CHART, "waiting", f"most {waiting}")
+        panel, steps = self._panel, self._panel.steps
+        tokens = max(sum(s.num_scheduled_tokens for s in step.scheduled) for step in steps)
+        self._chart_label(top + 10, "tokens", f"most {tokens}")
+        blocks = max(step.num_blocks_used for step in steps)
+        second = top + 20 + CHART
+        self._chart_label(second, "KV blocks", f"{blocks} of {panel.trace.engine.num_blocks}")
         for step in steps:
             base = top + 10 + CHART
             for phase in ("decode", "prefill", "recompute"):
                 count = sum(s.num_scheduled_tokens for s in step.scheduled if s.phase == phase)
-                base -= self._bar(phase, step.step, base, count / budget)
-            used = step.num_blocks_used / trace.engine.num_blocks
-            self._bar("blocks", step.step, top + 20 + 2 * CHART, used)
-            self._bar("waiting", step.step, top + 30 + 3 * CHART, step.num_waiting / waiting)
+                base -= self._bar(phase, step.step, base, count / tokens)
+            self._bar("blocks", step.step, second + CHART, step.num_blocks_used / blocks)
+        if panel.most_waiting:
+            third = second + CHART + 10
+            self._chart_label(third, "waiting", f"most {panel.most_waiting}")
+            for step in steps:
+                share = step.num_waiting / panel.most_waiting
+                self._bar("waiting", step.step, third + CHART, share)
 
     def _chart_label(self, y: float, words: str, scale: str) -> None:
         self._svg.text("quiet right", LEFT - 10, y + 14, words)
@@ -273,7 +287,7 @@ class _Drawing:
         self._svg.rect("lane", LEFT, y, self._right - LEFT, CHART)
 
     def _bar(self, kind: str, step: int, base: float, share: float) -> float:
-        height = CHART * share
+        height = max(CHART * share, 1.5) if share else 0.0
         if height:
             gap = 1.0 if self._cell >= 6 else 0.0
             self._svg.rect(kind, self._x(step) + gap / 2, base - height, self._cell - gap, height)

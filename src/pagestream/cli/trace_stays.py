@@ -107,7 +107,7 @@ def summary(trace: Trace) -> str:
         f"{output / seconds:.0f} per second"
     )
     text += f", {cached} prompt tokens from the prefix cache" if cached else ""
-    return text + (f", {preempted} preemptions" if preempted else "")
+    return text + (f", {preempted} preemption{'s' * (preempted > 1)}" if preempted else "")
 
 
 def seconds_text(seconds: float) -> str:
