@@ -213,6 +213,8 @@ class _Drawing:
         for step in marked:
             x = self._x(step.step)
             self._svg.line("grid", x, y - 2, x, bottom)
+            if x > WIDTH - 44:
+                continue
             self._svg.text("quiet", x + 2, y - 10, str(step.step + 1))
             self._svg.text("quiet", x + 2, y + 2, seconds_text(step.start_s))
 
@@ -256,7 +258,7 @@ class _Drawing:
             parts.append(("cached-text", f"{cached} cached"))
         shown: list[tuple[str, str]] = []
         for part in parts:
-            if sum(len(words) + 1 for _, words in [*shown, part]) * 6.0 <= room + 4:
+            if sum(len(words) + 1 for _, words in [*shown, part]) * 6.6 <= room + 4:
                 shown.append(part)
         if shown and shown[0] == parts[0]:
             self._svg.spans(self._x(first) + 1, y, shown)
