@@ -84,16 +84,19 @@ def _step(name: str) -> str:
 def _ensemble(name: str) -> str:
     comment, max_batch_size, post = ENSEMBLES[name]
     inputs, outputs = specs.ENSEMBLES[name], specs.ANSWERS[post]
-    renamed = {"text_input": "vllm_text_input"} if name == "vllm" else {}
+    renamed = specs.RENAMED_INPUTS.get(name, {})
+    answer = {
+        specs.RENAMED_OUTPUTS.get(name, {}).get(key, key): spec for key, spec in outputs.items()
+    }
     chunk = {key: f"_chunk_{key}" for key in specs.CHUNK}
     between = {key: f"_{key}" for key in specs.PREPROCESSING_OUTPUTS}
     steps = [
         ("preprocessing", {renamed.get(key, key): key for key in inputs}, between),
         ("engine", between, chunk),
-        (post, chunk, {key: key for key in outputs}),
+        (post, chunk, dict(zip(outputs, answer, strict=True))),
     ]
     lines = [f"# {comment}", 'platform: "ensemble"', f"max_batch_size: {max_batch_size}"]
-    lines += [*_tensors("input", inputs, " optional: true"), *_tensors("output", outputs, "")]
+    lines += [*_tensors("input", inputs, " optional: true"), *_tensors("output", answer, "")]
     lines += ["ensemble_scheduling {", "  step ["]
     for model, input_map, output_map in steps:
         lines += ["    {", f'      model_name: "{model}"', "      model_version: -1"]
@@ -106,7 +109,7 @@ def _ensemble(name: str) -> str:
 def _tensors(kind: str, table: dict[str, Spec], suffix: str) -> list[str]:
     rows = [
         f'  {{ name: "{name}" data_type: TYPE_{spec.datatype} '
-        f"dims: [ {-1 if spec.many else 1} ]{suffix} }}"
+        f"dims: [ {', '.join(map(str, spec.dims))} ]{suffix} }}"
         for name, spec in table.items()
     ]
     return [f"{kind} [", *(row + "," for row in rows[:-1]), rows[-1], "]"]

@@ -18,7 +18,15 @@ from tritonclient.utils import serialize_byte_tensor
 BATCHED_MODELS = frozenset({"ensemble"})
 """Models with max_batch_size 1, whose tensors carry a leading dimension of 1."""
 
-Message = Mapping[str, str]
+VLLM_DEFAULTS = {
+    "exclude_input_in_output": True,
+    "return_finish_reason": True,
+    "return_num_input_tokens": True,
+    "return_num_output_tokens": True,
+}
+"""`vllm` returns only what is asked for; these make its answers as complete as the others'."""
+
+Message = Mapping[str, Any]
 
 
 class RequestInputs(TypedDict, total=False):
@@ -53,7 +61,19 @@ class RequestInputs(TypedDict, total=False):
     ignore_eos: bool | None
     include_stop_str_in_output: bool | None
     skip_special_tokens: bool | None
+    tools: str | Sequence[Mapping[str, Any]] | None
+    """`chat`: for the template (or the JSON text of such a list)."""
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: str | Mapping[str, Any] | None
+    parse_special_tokens: bool | None
+    exclude_input_in_output: bool | None
+    return_finish_reason: bool | None
+    return_num_input_tokens: bool | None
+    return_num_output_tokens: bool | None
     return_token_ids: bool | None
+    return_logprobs: bool | None
+    return_perf_metrics: bool | None
     logprobs: int | None
     prompt_logprobs: int | None
     priority: int | None
@@ -61,7 +81,7 @@ class RequestInputs(TypedDict, total=False):
     prefix_cache: bool | None
     cache_salt: str | None
     sampling_parameters: str | Mapping[str, Any] | None
-    """For `vllm`: a mapping (or the JSON text of an object)."""
+    """A mapping of more options (or the JSON text of an object); `vllm` takes most of them here."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +116,18 @@ _INPUTS = {
     "ignore_eos": _Input("BOOL"),
     "include_stop_str_in_output": _Input("BOOL"),
     "skip_special_tokens": _Input("BOOL"),
+    "tools": _Input("BYTES", is_json=True),
+    "add_generation_prompt": _Input("BOOL"),
+    "continue_final_message": _Input("BOOL"),
+    "chat_template_kwargs": _Input("BYTES", is_json=True),
+    "parse_special_tokens": _Input("BOOL"),
+    "exclude_input_in_output": _Input("BOOL"),
+    "return_finish_reason": _Input("BOOL"),
+    "return_num_input_tokens": _Input("BOOL"),
+    "return_num_output_tokens": _Input("BOOL"),
     "return_token_ids": _Input("BOOL"),
+    "return_logprobs": _Input("BOOL"),
+    "return_perf_metrics": _Input("BOOL"),
     "logprobs": _Input("INT32"),
     "prompt_logprobs": _Input("INT32"),
     "priority": _Input("INT32"),
@@ -128,6 +159,8 @@ def build_request(
     integer cannot hold.
     """
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    if model == "vllm":
+        inputs = {**inputs, **{k: v for k, v in VLLM_DEFAULTS.items() if k not in inputs}}
     for name, value in inputs.items():
         if name not in _INPUTS:
             raise TypeError(f"unknown input {name!r}; known inputs: {', '.join(_INPUTS)}")

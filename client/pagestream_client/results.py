@@ -42,7 +42,7 @@ class StreamChunk:
     """Of this chunk, if asked for."""
     prompt_token_logprobs: Logprobs | None = None
     """In the first chunk of an answer, if asked for."""
-    timing: dict[str, float] | None = None
+    timing: dict[str, float | None] | None = None
     """In the last chunk of an answer: queued_ms, ttft_ms, e2e_ms, as the server saw them."""
 
 
@@ -69,7 +69,8 @@ def read_chunks(response: service_pb2.ModelInferResponse, received_at: float) ->
                 index=_at(_counts(result, "index"), place, 0),
                 stop_reason=_at(_strings(result, "stop_reason"), place, ""),
                 num_cached_tokens=_at(_counts(result, "num_cached_tokens"), place, None),
-                output_logprobs=_json(result, "output_logprobs", place),
+                output_logprobs=_json(result, "output_logprobs", place)
+                or _json(result, "logprobs", place),  # the name on `vllm`
                 prompt_token_logprobs=_json(result, "prompt_token_logprobs", 0),
                 timing=_json(result, "timing", place),
             )
@@ -99,7 +100,7 @@ class Completion:
     num_cached_tokens: int | None = None
     output_logprobs: Logprobs | None = None
     prompt_token_logprobs: Logprobs | None = None
-    timing: dict[str, float] | None = None
+    timing: dict[str, float | None] | None = None
     """The server's own: queued_ms, ttft_ms, e2e_ms."""
 
     @classmethod

@@ -57,6 +57,8 @@ class EngineConfig:
     """Least time between two streamed responses of one request, after the first."""
     heartbeat_interval_ms: int = 400
     """A request silent for this long gets an empty response, so that its cancel is noticed."""
+    exclude_input_in_output: bool = True
+    """Whether `ensemble` leaves the prompt out of an unstreamed answer that does not say."""
     step_trace: str | None = None
     """File that gets a record of every step, for `pagestream trace`; None: no trace."""
     control_secret: str = ""

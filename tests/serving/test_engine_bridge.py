@@ -239,7 +239,10 @@ def test_n_answers_end_with_one_final_response(harness):
         assert sum(len(chunk["token_ids"]) for chunk in chunks) == 6
         assert [chunk["text_params"] for chunk in chunks] == ["t"] + [None] * (len(chunks) - 1)
         assert chunks[-1]["finish_reason"] == "length"
-        assert json.loads(chunks[-1]["timing"])["e2e_ms"] > 0
+        times = json.loads(chunks[-1]["timing"])
+        moments = ("arrival", "first_scheduled", "first_token", "last_token")
+        assert list(times) == [f"{moment}_time_ns" for moment in moments]
+        assert list(times.values()) == sorted(times.values())
         rows = [
             row for chunk in chunks if chunk["logprobs"] for row in json.loads(chunk["logprobs"])
         ]

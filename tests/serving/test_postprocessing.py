@@ -11,10 +11,23 @@ from pagestream.text.token_bytes import TokenBytes
 BYTES = TokenBytes([bytes([i]) for i in range(256)], frozenset(), False)
 PARAMS = {
     "convention": "ensemble",
+    "outputs": [
+        "text_output",
+        "index",
+        "finish_reason",
+        "stop_reason",
+        "num_input_tokens",
+        "num_output_tokens",
+        "num_cached_tokens",
+        "output_token_ids",
+        "output_logprobs",
+        "prompt_token_logprobs",
+        "timing",
+    ],
+    "echo": "",
     "n": 1,
     "stream": True,
     "http_stream": False,
-    "return_token_ids": True,
     "stop": [],
     "include_stop_str_in_output": False,
     "skip_special_tokens": True,
@@ -28,7 +41,7 @@ class Harness:
     def __init__(self):
         self.stops = []
         self.cancelled = False
-        self.post = Postprocessor(BYTES, 0.5, lambda *key: self.stops.append(key))
+        self.post = Postprocessor(BYTES, 0.5, 4, lambda *key: self.stops.append(key))
 
     def send(self, text="", finish_reason=None, params=None, key="k", index=0, **fields):
         """The answer; its one-entry lists are unwrapped."""
@@ -62,8 +75,6 @@ def test_streamed_deltas_carry_their_own_counts(harness):
         "num_cached_tokens": [0],
         "output_token_ids": [97, 98],
         "output_logprobs": ["null"],
-        "prompt_token_logprobs": "null",
-        "timing": ["null"],
     }
     last = harness.send("c", "length")
     assert last.outputs["text_output"] == ["c"]
@@ -103,9 +114,56 @@ def test_vllm_spells_unfinished_as_none(harness):
     assert answer.outputs["finish_reason"] == ["None"]
 
 
-def test_ids_only_when_asked(harness):
-    answer = harness.send("a", params={"return_token_ids": False})
-    assert answer.outputs["output_token_ids"] == []
+def test_only_what_was_asked_for_is_returned(harness):
+    params = {"outputs": ["text_output", "num_output_tokens"]}
+    answer = harness.send("a", params=params)
+    assert answer.outputs == {"text_output": ["a"], "num_output_tokens": [1]}
+
+
+def test_an_echoed_prompt_comes_first_and_never_stops_the_answer(harness):
+    params = {"stream": False, "echo": "say stop: ", "stop": ["stop"]}
+    assert harness.send("ok", params=params) is None
+    last = only(harness.send(" stop it", "length").outputs)
+    assert (last["text_output"], last["finish_reason"]) == ("say stop: ok ", "stop")
+    assert last["num_output_tokens"] == len("ok stop")
+
+
+def test_metrics_in_the_names_of_tensorrt_llm(harness):
+    names = ["arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns"]
+    names += ["last_token_time_ns", "timing", "cum_log_probs", "output_log_probs"]
+    names += [f"kv_cache_{kind}_blocks" for kind in ("alloc_total", "reused", "alloc_new")]
+    times = dict(zip(names[:4], [10**9, 2 * 10**9, 3 * 10**9, None], strict=True))
+    logprobs = json.dumps([[97, -0.5, 1, [], []], [98, -0.25, 1, [], []]])
+    outputs = harness.send(
+        "ab",
+        "length",
+        params={"outputs": names, "num_input_tokens": 8},
+        timing=json.dumps(times),
+        num_cached_tokens=4,
+        logprobs=logprobs,
+    ).outputs
+    assert outputs == {
+        **{name: [value or 0] for name, value in times.items()},
+        "timing": ['{"queued_ms": 1000.0, "ttft_ms": 2000.0, "e2e_ms": null}'],
+        "cum_log_probs": [-0.75],
+        "output_log_probs": [[-0.5, -0.25]],
+        "kv_cache_alloc_total_blocks": [3],  # 9 tokens in blocks of 4
+        "kv_cache_reused_blocks": [1],
+        "kv_cache_alloc_new_blocks": [2],
+    }
+
+
+def test_log_probabilities_of_several_answers_are_one_rectangle(harness):
+    params = {"n": 2, "stream": False, "outputs": ["output_log_probs", "cum_log_probs"]}
+    row = [97, -0.5, 1, [], []]
+    harness.send("a", "stop", params=params, index=0, logprobs=json.dumps([row]))
+    outputs = harness.send(
+        "aa", "length", params=params, index=1, logprobs=json.dumps([row, row])
+    ).outputs
+    assert outputs == {
+        "output_log_probs": [[-0.5, 0.0], [-0.5, -0.5]],
+        "cum_log_probs": [-0.5, -1.0],
+    }
 
 
 def test_stop_string_relays_a_stop_and_answers_on_the_final_chunk(harness):
@@ -234,7 +292,7 @@ def test_logprobs_are_cut_with_the_text_and_named(harness):
     }
 
 
-def test_prompt_logprobs_stop_reason_and_timing_reach_the_client(harness):
+def test_prompt_logprobs_and_stop_reason_reach_the_client(harness):
     first = harness.send(
         "a",
         params={},
@@ -246,7 +304,6 @@ def test_prompt_logprobs_stop_reason_and_timing_reach_the_client(harness):
         {"98": {"logprob": -1.0, "rank": 1, "decoded_token": "b"}},
     ]
     assert first["num_cached_tokens"] == [7]
-    last = harness.send("z", "stop", stop_reason="122", timing='{"e2e_ms": 3}').outputs
+    last = harness.send("z", "stop", stop_reason="122").outputs
     assert last["stop_reason"] == ["122"]
-    assert last["timing"] == ['{"e2e_ms": 3}']
-    assert last["prompt_token_logprobs"] == "null"
+    assert "prompt_token_logprobs" not in last

@@ -8,6 +8,8 @@ import pytest
 
 from pagestream.sampling_params import SamplingParams
 from pagestream.serving import tensor_specs as specs
+from pagestream.text.chat import ChatOptions
+from pagestream_client.inputs import RequestInputs
 from pagestream.serving import tensors
 
 ROOT = Path(__file__).parents[2]
@@ -37,9 +39,23 @@ def test_every_input_is_optional_and_nothing_is_batched_or_runs_twice():
 
 
 def test_every_option_of_a_request_has_a_tensor():
-    options = set(specs.OPTIONS) - {"stream", "return_token_ids"}
     fields = set(SamplingParams().__dataclass_fields__) - {"stop", "bad_words_token_ids"}
-    assert options - {"stop_words"} == fields
+    assert set(specs.SAMPLING) - {"stop_words", "sampling_parameters"} == fields
+    assert set(specs.CHAT) == set(ChatOptions.__dataclass_fields__)
+
+
+def test_every_output_of_an_ensemble_has_a_name_of_its_own():
+    """An ensemble's inputs and outputs share one name space."""
+    for ensemble, inputs in specs.ENSEMBLES.items():
+        post = "postprocessing_batched" if ensemble == "ensemble" else "postprocessing"
+        outputs = specs.RENAMED_OUTPUTS.get(ensemble, {})
+        assert not inputs.keys() & {outputs.get(name, name) for name in specs.ANSWERS[post]}
+
+
+def test_our_client_knows_all_but_the_foreign_names():
+    known = {*specs.PROMPTS, *specs.SAMPLING, *specs.RETURNS, *specs.CHAT, "stream"}
+    own = known - {"vllm_text_input", "chat_prompt_token_ids"} | {"exclude_input_in_output"}
+    assert set(RequestInputs.__annotations__) | {"stream"} == own
 
 
 def test_reading(make_request, strings):
@@ -59,6 +75,7 @@ def test_reading(make_request, strings):
     ("name", "array", "words"),
     [
         ("max_tokens", np.array([1, 2], np.int32), "max_tokens must hold one value, got 2"),
+        ("beam_width", np.array([[1, 2]], np.int32), "beam_width must hold one value, got 2"),
         ("text_input", np.array([], dtype=object), "text_input must hold one value, got 0"),
         ("text_input", np.array([b"ok\xff"], dtype=object), "text_input is not valid UTF-8"),
     ],

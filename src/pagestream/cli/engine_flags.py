@@ -36,6 +36,7 @@ HELP = {
     "priority_aging_s": "Waiting this long outweighs one level of priority.",
     "stream_interval_ms": "Least time between two streamed responses of one request.",
     "heartbeat_interval_ms": "A silent request's cancel is noticed after about this long.",
+    "exclude_input_in_output": "Leave the prompt out of `ensemble`'s answers unless asked for.",
     "step_trace": "File for a record of every step; `pagestream trace` draws it. (default: none)",
 }
 NOT_FLAGS = frozenset({"control_secret"})

@@ -47,22 +47,29 @@ class AnswerState:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
-    """text, token_ids, logprobs: produced and not yet sent."""
+    """text, token_ids, logprobs (rows as the engine sends them): produced and not yet sent."""
     index: int = 0
+    num_output_tokens: int = 0
+    """Of the whole answer, also what has been sent."""
+    cum_log_prob: float = 0.0
     num_cached_tokens: int = 0
-    prompt_logprobs: str = "null"
-    timing: str = "null"
+    prompt_logprobs: str | None = None
+    times: dict[str, int | None] | None = None
+    """The engine's clock readings, once the answer has ended."""
     stop: str | None = None
     stop_reason: str | None = None
     failure: str | None = None
     answered: bool = False
     """A response has been sent."""
+    block_size: int = 1
     cancelled: bool = False
     last_cancel_check: float = 0.0
     last_chunk: float = 0.0
 
     @classmethod
-    def open(cls, token_bytes: TokenBytes, params: dict[str, Any], now: float) -> AnswerState:
+    def open(
+        cls, token_bytes: TokenBytes, params: dict[str, Any], block_size: int, now: float
+    ) -> AnswerState:
         """From preprocessing's text_params; KeyError or TypeError if it is not that."""
         decoder = StreamDecoder(
             token_bytes,
@@ -72,7 +79,8 @@ class AnswerState:
             include_stop_str_in_output=params["include_stop_str_in_output"],
             min_tokens=params["min_tokens"],
         )
-        return cls(decoder, token_bytes, params, last_chunk=now)
+        text = params["echo"]
+        return cls(decoder, token_bytes, params, text=text, block_size=block_size, last_chunk=now)
 
     @classmethod
     def failed(cls, token_bytes: TokenBytes, message: str, now: float) -> AnswerState:
@@ -82,20 +90,23 @@ class AnswerState:
         """Absorb a chunk; whether the engine must be told to stop, because a stop string came."""
         self.index = chunk.index
         if chunk.timing is not None:
-            self.timing = chunk.timing
+            self.times = json.loads(chunk.timing)
         if self.failure is not None or self.stop is not None:
             return False
         if chunk.num_cached_tokens is not None:
             self.num_cached_tokens = chunk.num_cached_tokens
         if chunk.prompt_logprobs is not None:
-            self.prompt_logprobs = json.dumps(self._named(json.loads(chunk.prompt_logprobs)))
+            self.prompt_logprobs = self._named(json.loads(chunk.prompt_logprobs))
         ended_by_token = chunk.finish_reason == "stop"
         delta = self.decoder.append(chunk.token_ids, last_is_stop=ended_by_token)
         token_ids = chunk.token_ids[: delta.num_tokens]
         self.text += delta.text
         self.token_ids += token_ids
+        self.num_output_tokens += len(token_ids)
         if chunk.logprobs is not None:
-            self.logprobs += self._named(json.loads(chunk.logprobs)[: delta.num_tokens])
+            rows = json.loads(chunk.logprobs)[: delta.num_tokens]
+            self.logprobs += rows
+            self.cum_log_prob += sum(row[1] for row in rows)
         self.stop_reason = chunk.stop_reason
         if delta.stop is not None:
             self.stop = self.stop_reason = delta.stop
@@ -118,30 +129,58 @@ class AnswerState:
         params = self.params
         if finish_reason is not None and self.stop is not None:
             finish_reason = "stop"
-        # vLLM's backend spells "not finished" as the text None.
-        unfinished = "None" if params["convention"] == "vllm" else ""
+        made = self._values(finish_reason)
+        # A value that is not known, or not for this response, is left out.
         answer = Answer(
-            {
-                "text_output": [self.text],
-                "finish_reason": [finish_reason or unfinished],
-                "stop_reason": [self.stop_reason or ""],
-                "index": [self.index],
-                "num_input_tokens": params["num_input_tokens"],
-                "num_output_tokens": [len(self.token_ids)],
-                "num_cached_tokens": [self.num_cached_tokens],
-                "output_token_ids": self.token_ids if params["return_token_ids"] else [],
-                "output_logprobs": [json.dumps(self.logprobs) if self.logprobs else "null"],
-                "prompt_token_logprobs": self.prompt_logprobs,
-                "timing": [self.timing],
-            }
+            {name: made[name] for name in params["outputs"] if made.get(name) is not None}
         )
         self.text, self.token_ids, self.logprobs = "", [], []
-        self.prompt_logprobs = "null"
+        self.prompt_logprobs = None
         self.answered = True
         return answer
 
-    def _named(self, rows: list[Any]) -> list[Any]:
-        """Rows as vLLM writes them: {token id: {logprob, rank, decoded_token}}."""
+    def _values(self, finish_reason: str | None) -> dict[str, Any]:
+        """Every output this response could have. Lists have one entry for this answer."""
+        params = self.params
+        # vLLM's backend spells "not finished" as the text None.
+        unfinished = "None" if params["convention"] == "vllm" else ""
+        values = {
+            "text_output": [self.text],
+            "finish_reason": [finish_reason or unfinished],
+            "stop_reason": [self.stop_reason or ""],
+            "index": [self.index],
+            "batch_index": [0],
+            "sequence_index": [self.index],
+            "num_input_tokens": params["num_input_tokens"],
+            "num_output_tokens": [len(self.token_ids)],
+            "num_cached_tokens": [self.num_cached_tokens],
+            "output_token_ids": self.token_ids,
+            "prompt_token_logprobs": self.prompt_logprobs,
+            "cum_log_probs": [self.cum_log_prob],
+            "cumulative_logprob": [self.cum_log_prob],
+            "output_log_probs": [[row[1] for row in self.logprobs]],
+        }
+        if "output_logprobs" in params["outputs"]:
+            values["output_logprobs"] = [self._named(self.logprobs)]
+        if finish_reason is not None and self.times is not None:
+            values |= self._metrics(self.times)
+        return values
+
+    def _metrics(self, times: dict[str, int | None]) -> dict[str, Any]:
+        # The last token's keys and values are never computed.
+        num_tokens = self.params["num_input_tokens"] + self.num_output_tokens - 1
+        total = -(-num_tokens // self.block_size)
+        reused = self.num_cached_tokens // self.block_size
+        return {
+            "timing": [json.dumps(_milliseconds(times))],
+            "kv_cache_alloc_total_blocks": [total],
+            "kv_cache_reused_blocks": [reused],
+            "kv_cache_alloc_new_blocks": [total - reused],
+            **{name: [value or 0] for name, value in times.items()},
+        }
+
+    def _named(self, rows: list[Any]) -> str:
+        """Rows as vLLM writes them, as JSON: {token id: {logprob, rank, decoded_token}}."""
         named: list[Any] = []
         for row in rows:
             if row is None:
@@ -161,16 +200,36 @@ class AnswerState:
                     for token_id, (logprob, rank) in entries.items()
                 }
             )
-        return named
+        return json.dumps(named, allow_nan=False) if named else "null"
 
 
 def joined(answers: dict[int, Answer]) -> Answer:
-    """The n answers of a request that is not streamed, as one response, in order."""
+    """The n answers of a request that is not streamed, as one response, in order.
+
+    Rows of log-probabilities are filled up with zeros to the longest answer.
+    """
+    ordered = [answer.outputs for _, answer in sorted(answers.items())]
     outputs: dict[str, Any] = {}
-    for _, answer in sorted(answers.items()):
-        for name, value in answer.outputs.items():
-            if not isinstance(value, list):
-                outputs.setdefault(name, value)
-            else:
-                outputs[name] = outputs.get(name, []) + value
+    for name, value in ordered[0].items():
+        outputs[name] = value
+        if isinstance(value, list):
+            outputs[name] = [item for other in ordered for item in other.get(name, [])]
+    if "output_log_probs" in outputs:
+        rows = outputs["output_log_probs"]
+        longest = max(map(len, rows))
+        outputs["output_log_probs"] = [row + [0.0] * (longest - len(row)) for row in rows]
     return Answer(outputs)
+
+
+def _milliseconds(times: dict[str, int | None]) -> dict[str, float | None]:
+    """From the request's arrival, as the client reads them in ``timing``."""
+    arrival = times["arrival_time_ns"] or 0
+    moments = {
+        "queued_ms": times["first_scheduled_time_ns"],
+        "ttft_ms": times["first_token_time_ns"],
+        "e2e_ms": times["last_token_time_ns"],
+    }
+    return {
+        name: None if moment is None else round((moment - arrival) / 1e6, 3)
+        for name, moment in moments.items()
+    }

@@ -28,7 +28,7 @@ class EngineModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            sender = request.get_response_sender()
+            sender = tensors.Sender(request)
             try:
                 inputs = tensors.read_inputs(request, ENGINE_INPUTS)
                 self._bridge.submit(inputs, sender)
@@ -76,11 +76,10 @@ class PbResponder:
         self._exported = EngineStats()
 
     def send(self, sender: Any, values: dict[str, Any], *, final: bool) -> None:
-        response = tensors.write_outputs(values, ENGINE_OUTPUTS)
-        sender.send(response, flags=tensors.FINAL if final else 0)
+        sender.send(values, ENGINE_OUTPUTS, final=final)
 
     def send_error(self, sender: Any, message: str) -> None:
-        sender.send(tensors.error_response(message), flags=tensors.FINAL)
+        sender.send_error(message)
 
     def set_metrics(self, stats: EngineStats) -> None:
         for name, (kind, _family, metric) in self._metrics.items():

@@ -6,73 +6,93 @@ dict of plainly typed options, and refuses by name what it does not know. Used b
 
 from __future__ import annotations
 
+import difflib
 import json
 from typing import Any
 
-from pagestream.serving.tensor_specs import OPTIONS
+from pagestream.serving.conventions import JSON_OPTIONS, KNOWN, SYNONYMS
+from pagestream.serving.tensor_specs import OPTIONS, PROMPTS
 
-_RENAMED = {"stop_words": "stop"}
-_JSON_ONLY = {"stop": "LIST", "bad_words_token_ids": "LIST"}
 _KINDS = {
     **{name: "LIST" if spec.many else spec.datatype for name, spec in OPTIONS.items()},
-    **_JSON_ONLY,
+    **JSON_OPTIONS,
+    **dict.fromkeys(("logit_bias", "structured_output", "chat_template_kwargs"), "OBJECT"),
+    "tools": "OBJECTS",
 }
-"""Every option's kind, whichever way it comes."""
+"""Every option's kind, whichever way it comes; objects come as JSON text or inside other JSON."""
 
 
-def parse_options(inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+def parse_options(
+    convention: str, inputs: dict[str, Any], parameters: dict[str, Any]
+) -> dict[str, Any]:
     """Merge the three places an option can come from. ValueError for an unknown key, a wrong type
     or an option given twice."""
     options: dict[str, Any] = {}
-    sampling_parameters = inputs.get("sampling_parameters")
+    names: dict[str, str] = {}
+    tensors = {name: value for name, value in inputs.items() if name not in PROMPTS}
+    sampling_parameters = tensors.pop("sampling_parameters", None)
     sources = (
-        ("input", {name: value for name, value in inputs.items() if name in OPTIONS}),
+        ("input", tensors),
         ("sampling_parameters", parse_object("sampling_parameters", sampling_parameters)),
         ("parameters", {k: v for k, v in parameters.items() if not _reserved(k)}),
     )
     for source, values in sources:
         for name, value in values.items():
-            if name not in _KINDS:
-                raise ValueError(
-                    f"unknown field {name!r} in {source}; known: {', '.join(sorted(_KINDS))}"
-                )
-            field = _RENAMED.get(name, name)
+            if name not in KNOWN[convention] or name in PROMPTS or name == "sampling_parameters":
+                raise ValueError(_unknown(name, source, convention))
+            coerced = _coerce(name, value)
+            if coerced is None:
+                continue
+            field = SYNONYMS.get(name, name)
             if field in options:
-                raise ValueError(f"{name} is given twice")
-            options[field] = _coerce(name, value)
+                same = name == names[field]
+                raise ValueError(
+                    f"{name} is given twice" if same else f"{name} and {names[field]} are the same"
+                )
+            names[field] = name
+            options[field] = coerced
     return options
 
 
 def parse_messages(text: str) -> list[dict[str, Any]]:
-    """A chat as a JSON list of objects with a role and a content, both strings."""
-    try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"messages is not valid JSON: {error}") from None
-    if not isinstance(messages, list):
-        raise ValueError("messages must be a JSON list of objects")
+    """A chat as a JSON list of objects with a role; the content is chat.py's to judge."""
+    messages = parse_objects("messages", text)
     if not messages:
         raise ValueError("messages is empty: a chat needs at least one message")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise ValueError(f"messages[{index}] must be an object with role and content")
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise ValueError(f"messages[{index}].{key} must be a string")
     return messages
+
+
+def parse_objects(name: str, text: str) -> list[dict[str, Any]]:
+    """A JSON list of objects; an empty string is an empty one."""
+    values = _parse_json(name, text) if text else []
+    if not isinstance(values, list):
+        raise ValueError(f"{name} must be a JSON list of objects")
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise ValueError(f"{name}[{index}] must be an object, got {value!r:.80}")
+    return values
 
 
 def parse_object(name: str, text: str | None) -> dict[str, Any]:
     """A JSON object; None and an empty string are an empty one."""
-    if not text:
-        return {}
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is not valid JSON: {error}") from None
+    values = _parse_json(name, text) if text else {}
     if not isinstance(values, dict):
         raise ValueError(f"{name} must be a JSON object")
     return values
+
+
+def _parse_json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not valid JSON: {error}") from None
+
+
+def _unknown(name: str, source: str, convention: str) -> str:
+    known = sorted(KNOWN[convention] - PROMPTS.keys())
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return f"unknown field {name!r:.80} in {source}; {hint}"
 
 
 def is_grpc(name: str) -> bool:
@@ -94,8 +114,10 @@ def _coerce(name: str, value: Any) -> Any:
             value = _boolean(name, value)
         elif kind in ("INT32", "UINT64", "FP32"):
             value = _number(name, value, float if kind == "FP32" else int)
-        elif name in ("logit_bias", "structured_output"):
-            value = parse_object(name, value)
+        elif kind == "OBJECT":
+            value = parse_object(name, value) or None
+        elif kind == "OBJECTS":
+            value = parse_objects(name, value) or None
     return value
 
 

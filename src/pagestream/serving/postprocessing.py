@@ -42,9 +42,11 @@ class Postprocessor:
         self,
         token_bytes: TokenBytes,
         heartbeat_interval_s: float,
+        block_size: int,
         relay_stop: Callable[[str, int], None],
     ) -> None:
         self._token_bytes = token_bytes
+        self._block_size = block_size
         self._relay_stop = relay_stop
         self._states: dict[tuple[str, int], AnswerState] = {}
         self._requests: dict[str, RequestState] = {}
@@ -72,7 +74,7 @@ class Postprocessor:
         """State for an answer's first chunk; already failed, and stopped, if that is unusable."""
         try:
             params = json.loads(text_params)
-            state = AnswerState.open(self._token_bytes, params, now)
+            state = AnswerState.open(self._token_bytes, params, self._block_size, now)
             self._requests.setdefault(key[0], RequestState(params["n"]))
         except Exception:
             logger.exception("request %s: unusable text_params", key[0])

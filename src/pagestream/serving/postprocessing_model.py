@@ -31,12 +31,13 @@ class PostprocessingModel:
         self._postprocessor = Postprocessor(
             read_token_bytes(resolve_model(config.model) / "tokenizer.json"),
             config.heartbeat_interval_ms / 1000,
+            config.block_size,
             self._relay_stop,
         )
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            sender = request.get_response_sender()
+            sender = tensors.Sender(request)
             try:
                 inputs = tensors.read_inputs(request, CHUNK)
                 answer = self._postprocessor.handle(_chunk(inputs), request.is_cancelled)
@@ -46,13 +47,11 @@ class PostprocessingModel:
                 logger.exception("postprocessing failed")
                 answer = Answer(error=INTERNAL_ERROR)
             if answer is None:
-                sender.send(flags=tensors.FINAL)
+                sender.end()
             elif answer.error is not None:
-                sender.send(tensors.error_response(answer.error), flags=tensors.FINAL)
+                sender.send_error(answer.error)
             else:
-                sender.send(
-                    tensors.write_outputs(answer.outputs, self._answer), flags=tensors.FINAL
-                )
+                sender.send(answer.outputs, self._answer, final=True)
 
     def _relay_stop(self, request_key: str, index: int) -> None:
         control = json.dumps({"command": "stop", "request_key": request_key, "index": index})

@@ -26,7 +26,7 @@ class PreprocessingModel:
         config = load_config(args)
         directory = resolve_model(config.model)
         max_model_len = resolve_max_model_len(config, ModelConfig.from_hf(directory))
-        self._preprocessor = Preprocessor(directory, max_model_len)
+        self._preprocessor = Preprocessor(directory, max_model_len, config.exclude_input_in_output)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._respond(request) for request in requests]
@@ -41,7 +41,7 @@ class PreprocessingModel:
                 PREPROCESSING_OUTPUTS,
             )
         except ValueError as error:
-            return tensors.error_response(str(error))
+            return tensors.error_response(request.request_id(), str(error))
         except Exception:
             logger.exception("preprocessing failed")
-            return tensors.error_response(INTERNAL_ERROR)
+            return tensors.error_response(request.request_id(), INTERNAL_ERROR)

@@ -37,6 +37,7 @@ class OpenAnswer:
     error: str | None = None
     last_sent: float = field(default_factory=time.monotonic)
     first_token: float | None = None
+    last_token: float | None = None
     started: bool = False
     """A response with tokens has been sent."""
 
@@ -47,6 +48,8 @@ class OpenAnswer:
             self.logprobs = (self.logprobs or []) + output.logprobs
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
+        if output.token_ids:
+            self.last_token = now
         if self.first_token is None and output.token_ids:
             self.first_token = now
             self.num_cached_tokens, self.queued_s = output.num_cached_tokens, output.queued_s
@@ -72,7 +75,7 @@ class OpenAnswer:
             "num_cached_tokens": self.num_cached_tokens,
             "logprobs": _logprobs_json(self.logprobs),
             "prompt_logprobs": _logprobs_json(self.prompt_logprobs),
-            "timing": None if self.finish_reason is None else self._timing(now),
+            "timing": None if self.finish_reason is None else self._times(),
             "text_params": self.text_params,
         }
         self.started = self.started or bool(self.token_ids)
@@ -80,11 +83,17 @@ class OpenAnswer:
         self.logprobs = self.prompt_logprobs = self.num_cached_tokens = None
         return chunk
 
-    def _timing(self, now: float) -> str:
-        ttft_s = None if self.first_token is None else self.first_token - self.arrival
-        seconds = {"queued": self.queued_s, "ttft": ttft_s, "e2e": now - self.arrival}
+    def _times(self) -> str:
+        """Nanoseconds of time.monotonic; null for what did not happen."""
+        scheduled = None if self.queued_s is None else self.arrival + self.queued_s
+        seconds = {
+            "arrival": self.arrival,
+            "first_scheduled": scheduled,
+            "first_token": self.first_token,
+            "last_token": self.last_token,
+        }
         return json.dumps(
-            {f"{key}_ms": None if s is None else round(s * 1e3, 3) for key, s in seconds.items()}
+            {f"{key}_time_ns": None if s is None else round(s * 1e9) for key, s in seconds.items()}
         )
 
 

@@ -18,8 +18,10 @@ FINAL: int = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 _NUMPY = {
     "INT32": np.int32,
+    "INT64": np.int64,
     "UINT32": np.uint32,
     "UINT64": np.uint64,
+    "FP16": np.float16,
     "FP32": np.float32,
     "BOOL": np.bool_,
     "STRING": np.object_,
@@ -47,9 +49,34 @@ def write_inputs(values: dict[str, Any], specs: dict[str, Spec]) -> list[Any]:
     return [_write(name, value, specs[name]) for name, value in values.items()]
 
 
-def error_response(message: str) -> Any:
+def error_response(request_id: str, message: str) -> Any:
+    """Names the request by the id its client gave it, as tritonserver does in its own errors:
+    several requests share a stream, and a stream's errors carry nothing but their text."""
+    if request_id:
+        message = f"[request id: {request_id:.80}] {message}"
     error = pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
     return pb_utils.InferenceResponse(error=error)
+
+
+class Sender:
+    """The way back to whoever sent a request to a decoupled model."""
+
+    def __init__(self, request: Any) -> None:
+        self._response_sender = request.get_response_sender()
+        self._request_id = request.request_id()
+
+    def send(self, values: dict[str, Any], specs: dict[str, Spec], *, final: bool) -> None:
+        self._response_sender.send(write_outputs(values, specs), flags=FINAL if final else 0)
+
+    def send_error(self, message: str) -> None:
+        self._response_sender.send(error_response(self._request_id, message), flags=FINAL)
+
+    def end(self) -> None:
+        """The last flag, without a response."""
+        self._response_sender.send(flags=FINAL)
+
+    def is_cancelled(self) -> bool:
+        return bool(self._response_sender.is_cancelled())
 
 
 def _read(name: str, array: np.ndarray[Any, Any], spec: Spec) -> Any:
@@ -75,4 +102,7 @@ def _write(name: str, value: Any, spec: Spec) -> Any:
     if spec.datatype == "STRING":
         # Lone surrogates cannot be encoded, and a client must never get invalid UTF-8.
         items = [item.encode("utf-8", errors="replace") for item in items]
-    return pb_utils.Tensor(name, np.array(items, dtype=_NUMPY[spec.datatype]))
+    array = np.array(items, dtype=_NUMPY[spec.datatype])
+    if array.size == 0:
+        array = array.reshape([0] * len(spec.dims))
+    return pb_utils.Tensor(name, array)

@@ -13,6 +13,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from pagestream.sampling_params import SamplingParams
+from pagestream.text.chat import ChatOptions
 from pagestream.text.token_bytes import TokenBytes, read_token_bytes
 
 _TAIL_TOKENS = 8
@@ -32,11 +33,13 @@ class Tokenizer:
         # A longer text cannot fit n tokens, so it can be refused before it is tokenized.
         self.max_bytes_per_token = self.token_bytes.longest
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A raw prompt's ids, with the special tokens that transformers adds."""
-        return list(self._tokenizer(text)["input_ids"])
+        return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: list[dict[str, Any]], options: ChatOptions | None = None
+    ) -> list[int]:
         """Render the chat template and tokenize it without adding further special tokens.
 
         Raises ValueError carrying the template's own words when it refuses the messages.
