@@ -8,9 +8,9 @@ import pytest
 
 from pagestream.sampling_params import SamplingParams
 from pagestream.serving import tensor_specs as specs
+from pagestream.serving import tensors
 from pagestream.text.chat import ChatOptions
 from pagestream_client.inputs import RequestInputs
-from pagestream.serving import tensors
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"

@@ -115,9 +115,9 @@ def _coerce(name: str, value: Any) -> Any:
         elif kind in ("INT32", "UINT64", "FP32"):
             value = _number(name, value, float if kind == "FP32" else int)
         elif kind == "OBJECT":
-            value = parse_object(name, value) or None
+            value = parse_object(name, value) if value else None
         elif kind == "OBJECTS":
-            value = parse_objects(name, value) or None
+            value = parse_objects(name, value) if value else None
     return value
 
 
