@@ -35,6 +35,11 @@ class EngineConfig:
     """Tokens per KV-cache block."""
     num_blocks: int | None = None
     """KV-cache blocks; None: sized from the memory of the device."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that model, KV cache and the largest step may take (an unset
+    num_blocks follows from it)."""
+    enforce_eager: bool = False
+    """On CUDA: launch every kernel of every step, rather than replay recorded decode steps."""
     max_num_seqs: int = 64
     """Most requests in one step."""
     max_num_batched_tokens: int = 512
@@ -72,6 +77,11 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
         _check_choice("overlap_scheduling", self.overlap_scheduling, OVERLAP_SCHEDULING)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization must be above 0 and at most 1, "
+                f"got {self.gpu_memory_utilization}"
+            )
         if not self.model:
             raise ValueError("model must name a checkpoint directory, a pulled model or a hub id")
         for name, least in _MINIMUM.items():

@@ -25,6 +25,8 @@ HELP = {
     "max_model_len": "Most tokens of prompt plus output. (default: what the checkpoint allows)",
     "block_size": "Tokens per KV-cache block: 16, 32 or 64.",
     "num_blocks": "KV-cache blocks. (default: from the memory there is)",
+    "gpu_memory_utilization": "Share of a GPU's memory that the engine may take.",
+    "enforce_eager": "On CUDA: no recorded decode steps; slower, for comparison.",
     "max_num_seqs": "Most requests in one step.",
     "max_num_batched_tokens": "Most tokens in one step; longer prompts are computed in chunks.",
     "max_num_waiting": "Most requests waiting for a place in the batch; the next is refused.",

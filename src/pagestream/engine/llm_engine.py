@@ -24,9 +24,9 @@ from pagestream.engine.step_trace import TracedScheduler
 from pagestream.kvcache.kv_cache_manager import KVCacheManager, chain_root
 from pagestream.model_store import resolve_model
 from pagestream.request import FinishReason, Request, RequestOutput, TokenLogprobs
+from pagestream.runner.decode_graphs import Recorder
 from pagestream.runner.model_runner import ModelRunner
 from pagestream.runner.step_future import StepFuture
-from pagestream.sampling.grammar import to_device
 from pagestream.sampling_params import Limits, SamplingParams, validate_prompt
 from pagestream.scheduler.scheduler import QueueFullError, Scheduler
 from pagestream.scheduler.scheduler_output import SchedulerOutput
@@ -35,20 +35,24 @@ _COMPILE_WAIT_S = 0.02
 
 
 class LLMEngine:
-    """Load the model and be ready to step. ``progress(done, total)`` follows the weights.
+    """Load the model and be ready to step. ``progress(done, total)`` follows the weights;
+    ``recorder`` is ModelRunner's.
 
     Raises ValueError or FileNotFoundError for a configuration or checkpoint that cannot work.
     """
 
     def __init__(
-        self, config: EngineConfig, progress: Callable[[int, int], None] | None = None
+        self,
+        config: EngineConfig,
+        progress: Callable[[int, int], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         directory = resolve_model(config.model)
         self.model_config = ModelConfig.from_hf(directory)
         self.config = config
         max_model_len = resolve_max_model_len(config, self.model_config)
         self._runner = ModelRunner(
-            config, self.model_config, Path(directory), max_model_len, progress
+            config, self.model_config, Path(directory), max_model_len, progress, recorder
         )
         self._kv = KVCacheManager(
             self._runner.num_blocks, config.block_size, config.enable_prefix_caching
@@ -235,7 +239,7 @@ class LLMEngine:
             # A mask needs every token before it; the forward pass, which runs meanwhile, did not.
             while self._in_flight:
                 outputs += self._read()
-            bitmask = to_device(self._grammars.bitmask(scheduled), self._runner.device)
+            bitmask = self._grammars.bitmask(scheduled)
         self._in_flight.append((scheduled, self._runner.sample(bitmask)))
         return True
 

@@ -1,11 +1,14 @@
 """BlockTables: each state row's KV block ids, on the device.
 
-Append-only within a request's life; entries past a row's count are stale and never read.
+Append-only within a request's life; entries past a row's count are stale and never read. A step's
+new blocks, of whichever rows, are written in one go. Used by ModelRunner.
 """
 
 from __future__ import annotations
 
 import torch
+
+from pagestream_kernels.transfers import to_device
 
 
 class BlockTables:
@@ -18,8 +21,18 @@ class BlockTables:
     def reset(self, state_idx: int) -> None:
         self._num_blocks[state_idx] = 0
 
-    def append(self, state_idx: int, block_ids: list[int]) -> None:
-        if block_ids:
-            start = self._num_blocks[state_idx]
-            end = self._num_blocks[state_idx] = start + len(block_ids)
-            self.block_tables[state_idx, start:end] = torch.tensor(block_ids, dtype=torch.int32)
+    def append(self, new_blocks: list[tuple[int, list[int]]]) -> None:
+        """``new_blocks``: (state row, its further block ids)."""
+        width = self.block_tables.shape[1]
+        places: list[int] = []
+        values: list[int] = []
+        for state_idx, block_ids in new_blocks:
+            if block_ids:
+                start = self._num_blocks[state_idx]
+                end = self._num_blocks[state_idx] = start + len(block_ids)
+                places.extend(range(state_idx * width + start, state_idx * width + end))
+                values += block_ids
+        if places:
+            device = self.block_tables.device
+            index, written = to_device([places, values], torch.int64, device)
+            self.block_tables.view(-1)[index] = written.to(torch.int32)

@@ -14,6 +14,7 @@ from pagestream.runner.block_tables import BlockTables
 from pagestream.runner.request_states import RequestStates
 from pagestream.scheduler.scheduler_output import ScheduledRequest, SchedulerOutput
 from pagestream_kernels import AttentionMetadata, plan_attention, prepare_inputs
+from pagestream_kernels.transfers import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,14 @@ def build_input_batch(
         end += request.num_scheduled_tokens
         logits_indices.extend(range(end - request.num_logits, end))
         logits_states.extend([state_idx] * request.num_logits)
-    idx_mapping = torch.tensor(state_rows, device=device)
-    query_lens_tensor = torch.tensor(query_lens, device=device)
+    # One copy for all that the host sends.
+    packed = to_device(
+        state_rows + query_lens + logits_indices + logits_states, torch.int64, device
+    )
+    lengths = [len(state_rows), len(query_lens), len(logits_indices), len(logits_states)]
+    idx_mapping, query_lens_tensor, logits_indices_tensor, logits_states_tensor = torch.split(
+        packed, lengths
+    )
     prepared = prepare_inputs(
         idx_mapping,
         query_lens_tensor,
@@ -74,7 +81,7 @@ def build_input_batch(
         ),
         idx_mapping=idx_mapping,
         query_lens=query_lens_tensor,
-        logits_indices=torch.tensor(logits_indices, dtype=torch.int64, device=device),
-        logits_states=torch.tensor(logits_states, dtype=torch.int64, device=device),
+        logits_indices=logits_indices_tensor,
+        logits_states=logits_states_tensor,
         logits_rows=logits_states,
     )

@@ -1,8 +1,9 @@
 """ModelRunner: executes a SchedulerOutput on a device.
 
 Owns the model, the KV cache tensors and the persistent request state. ``forward`` and ``sample``
-are two calls so that what happens between them (a grammar's bitmask) needs only the first. It does
-not know why a request runs: that is the scheduler's, which it never calls.
+are two calls so that what happens between them (a grammar's bitmask) needs only the first. Nothing
+here waits for the device; StepFuture does. It does not know why a request runs: that is the
+scheduler's, which it never calls.
 """
 
 from __future__ import annotations
@@ -10,31 +11,46 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pagestream.config import EngineConfig, ModelConfig
 from pagestream.models.registry import load_model
 from pagestream.runner.block_tables import BlockTables
+from pagestream.runner.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, graph_sizes
 from pagestream.runner.input_batch import InputBatch, build_input_batch
-from pagestream.runner.prompt_logprobs import prompt_logprobs
+from pagestream.runner.memory import block_bytes, num_blocks_on_cpu, num_blocks_on_cuda
+from pagestream.runner.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from pagestream.runner.request_states import RequestStates
 from pagestream.runner.step_future import StepFuture
 from pagestream.sampling.row_tokens import RowTokens
 from pagestream.sampling.sampler import Sampler
 from pagestream.sampling.sampling_states import SamplingStates
 from pagestream.scheduler.scheduler_output import SchedulerOutput
+from pagestream_kernels import plan_attention, prepare_inputs
+from pagestream_kernels.transfers import to_device
 
 logger = logging.getLogger(__name__)
 
-_CPU_KV_BYTES = 2 << 30
-"""Most memory that an unset num_blocks gives the KV cache on CPU (a quarter of RAM if less)."""
-_CUDA_KV_SHARE = 0.9
-"""Share of the free device memory that an unset num_blocks gives the KV cache on CUDA."""
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """A step between its forward pass and its sampling."""
+
+    logits: torch.Tensor  # [num_rows, vocab_size]
+    logits_states: torch.Tensor  # int64 [num_rows], state row of each logits row
+    logits_rows: list[int]  # the same on the host
+    num_logits: list[int]  # per scheduled request
+    prompt_logprobs: dict[int, PromptLogprobs]
 
 
 class ModelRunner:
+    """``recorder`` records decode steps; None: CUDA graphs on CUDA, unless enforce_eager."""
+
     def __init__(
         self,
         config: EngineConfig,
@@ -42,77 +58,73 @@ class ModelRunner:
         directory: Path,
         max_model_len: int,
         progress: Callable[[int, int], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.device = resolve_device(config.device)
         dtype = resolve_dtype(config.dtype, model_config, self.device)
         if self.device.type == "cpu":
             torch.set_num_threads(config.num_threads or _physical_cores())
+        elif recorder is None and not config.enforce_eager:
+            recorder = CudaRecorder()
+        self._config, self._model_config, self._dtype = config, model_config, dtype
         self._block_size = config.block_size
         self._model = load_model(
             model_config, directory, max_model_len, dtype, self.device, progress
         )
-        block_bytes = _block_bytes(model_config, config.block_size, dtype)
-        self.num_blocks = config.num_blocks or _num_blocks_for(
-            self.device, block_bytes, config.max_num_seqs * -(-max_model_len // config.block_size)
-        )
-        logger.info(
-            "KV cache: %d blocks of %d tokens, %.0f MiB, %s on %s",
-            self.num_blocks,
-            config.block_size,
-            self.num_blocks * block_bytes / 2**20,
-            dtype,
-            self.device,
-        )
-        # [num_layers, 2 (k, v), num_blocks, block_size, num_kv_heads, head_dim]
-        self._kv_cache = torch.zeros(
-            (
-                model_config.num_hidden_layers,
-                2,
-                self.num_blocks,
-                config.block_size,
-                model_config.num_key_value_heads,
-                model_config.head_dim,
-            ),
-            dtype=dtype,
-            device=self.device,
-        )
         self._states = RequestStates(config.max_num_seqs, max_model_len, self.device)
         max_blocks = -(-max_model_len // config.block_size)
-        self._tables = BlockTables(config.max_num_seqs, max_blocks, self.device)
+        self._tables = BlockTables(config.max_num_seqs + 1, max_blocks, self.device)
         self._sampling = SamplingStates(config.max_num_seqs, model_config, self.device)
         self._sampler = Sampler()
-        self._in_flight: tuple[InputBatch, torch.Tensor] | None = None  # hidden states
+        self._in_flight: Forwarded | None = None
+        self.num_blocks = config.num_blocks or self._num_blocks_for(
+            config.max_num_seqs * max_blocks
+        )
+        self._kv_cache = self._allocate(self.num_blocks)
+        self._graphs: DecodeGraphs | None = None
+        if recorder is not None:
+            self._graphs = self._record_graphs(recorder)
 
     @torch.inference_mode()
     def forward(self, output: SchedulerOutput) -> None:
-        """Run the model over the step's tokens and keep its hidden states for ``sample``."""
+        """Run the model over the step's tokens and keep the logits for ``sample``."""
         self._apply(output)
+        graphs = self._graphs
+        if graphs is not None and self._is_decode(output, graphs.max_size):
+            state_rows = [self._states.state_idx(s.request_id) for s in output.scheduled]
+            logits, logits_states = graphs.replay(state_rows)
+            ones = [1] * len(state_rows)
+            self._in_flight = Forwarded(logits, logits_states, state_rows, ones, {})
+            return
         batch = build_input_batch(output, self._states, self._tables, self._block_size)
-        hidden = self._model.forward(
-            batch.input_ids, batch.positions, batch.slot_mapping, batch.attention, self._kv_cache
-        )
+        hidden = self._forward(batch)
         self._states.advance(batch.idx_mapping, batch.query_lens)
-        self._in_flight = batch, hidden
+        self._in_flight = Forwarded(
+            self._model.logits(hidden[batch.logits_indices]),
+            batch.logits_states,
+            batch.logits_rows,
+            batch.num_logits,
+            prompt_logprobs(batch, hidden, self._model, self._states, self._sampling),
+        )
 
     @torch.inference_mode()
-    def sample(self, bitmask: torch.Tensor | None = None) -> StepFuture:
+    def sample(self, bitmask: npt.NDArray[np.int32] | None = None) -> StepFuture:
         """Draw the step's tokens and append them to their state rows.
 
         ``bitmask``: int32 [num_rows, ceil(vocab_size / 32)], 1 = allowed; None allows all.
         """
-        if self._in_flight is None:
+        step = self._in_flight
+        if step is None:
             raise RuntimeError("sample() without a forward() before it")
-        batch, hidden = self._in_flight
         self._in_flight = None
-        logits = self._model.logits(hidden[batch.logits_indices])
         tokens = RowTokens(
-            batch.logits_rows, self._states.num_tokens[batch.logits_states], self._states.token_ids
+            step.logits_rows, self._states.num_tokens[step.logits_states], self._states.token_ids
         )
-        sampled = self._sampler.sample(logits, self._sampling, tokens, bitmask)
-        prompt = prompt_logprobs(batch, hidden, self._model, self._states, self._sampling)
-        self._states.append_tokens(batch.logits_states, sampled.token_ids)
-        self._sampling.count_tokens(batch.logits_rows, sampled.token_ids)
-        return StepFuture(sampled, batch.num_logits, prompt)
+        allowed = None if bitmask is None else to_device(bitmask, torch.int32, self.device)
+        sampled = self._sampler.sample(step.logits, self._sampling, tokens, allowed)
+        self._states.append_tokens(step.logits_states, sampled.token_ids)
+        self._sampling.count_tokens(step.logits_rows, sampled.token_ids)
+        return StepFuture(sampled, step.num_logits, step.prompt_logprobs)
 
     def release(self, request_ids: list[str]) -> None:
         """Drop the state rows of requests that finished or were preempted."""
@@ -125,10 +137,117 @@ class ModelRunner:
             state_idx = self._states.add(request)
             self._tables.reset(state_idx)
             self._sampling.add(state_idx, request)
-        for scheduled in output.scheduled:
-            self._tables.append(
-                self._states.state_idx(scheduled.request_id), scheduled.new_block_ids
-            )
+        state_of = self._states.state_idx
+        self._tables.append([(state_of(s.request_id), s.new_block_ids) for s in output.scheduled])
+
+    def _forward(self, batch: InputBatch) -> torch.Tensor:
+        return self._model.forward(
+            batch.input_ids, batch.positions, batch.slot_mapping, batch.attention, self._kv_cache
+        )
+
+    def _is_decode(self, output: SchedulerOutput, most: int) -> bool:
+        """Whether each request adds one token after its last, and there are at most ``most``."""
+        return len(output.scheduled) <= most and all(
+            share.num_scheduled_tokens == share.num_logits == 1 for share in output.scheduled
+        )
+
+    def _decode(self, idx_mapping: torch.Tensor) -> torch.Tensor:
+        """A decode step as device work alone: state rows -> logits."""
+        num_reqs = len(idx_mapping)
+        ones = torch.ones_like(idx_mapping)
+        states, tables = self._states, self._tables.block_tables
+        prepared = prepare_inputs(
+            idx_mapping,
+            ones,
+            num_reqs,
+            states.token_ids,
+            states.num_computed_tokens,
+            tables,
+            self._block_size,
+        )
+        attention = plan_attention(
+            prepared.query_start_loc, prepared.seq_lens, tables[idx_mapping], self._block_size
+        )
+        hidden = self._model.forward(
+            prepared.input_ids,
+            prepared.positions,
+            prepared.slot_mapping,
+            attention,
+            self._kv_cache,
+        )
+        states.advance(idx_mapping, ones)
+        # Padded rows decode the same first token for ever.
+        states.num_computed_tokens[states.padding_state].zero_()
+        return self._model.logits(hidden)
+
+    @torch.inference_mode()
+    def _record_graphs(self, recorder: Recorder) -> DecodeGraphs:
+        # The one block beyond those that the KV manager hands out takes what padded rows write.
+        padding_state = self._states.padding_state
+        self._tables.append([(padding_state, [self.num_blocks])])
+        sizes = graph_sizes(self._config.max_num_seqs)
+        graphs = DecodeGraphs(sizes, self._decode, padding_state, self.device, recorder)
+        graphs.record(log_progress("decode graphs recorded"))
+        return graphs
+
+    def _allocate(self, num_blocks: int) -> torch.Tensor:
+        """[num_layers, 2 (k, v), num_blocks + 1, block_size, num_kv_heads, head_dim]"""
+        model_config = self._model_config
+        logger.info(
+            "KV cache: %d blocks of %d tokens, %.0f MiB, %s on %s",
+            num_blocks,
+            self._block_size,
+            num_blocks * block_bytes(model_config, self._block_size, self._dtype) / 2**20,
+            self._dtype,
+            self.device,
+        )
+        shape = (
+            model_config.num_hidden_layers,
+            2,
+            num_blocks + 1,
+            self._block_size,
+            model_config.num_key_value_heads,
+            model_config.head_dim,
+        )
+        return torch.zeros(shape, dtype=self._dtype, device=self.device)
+
+    def _num_blocks_for(self, most: int) -> int:
+        bytes_per_block = block_bytes(self._model_config, self._block_size, self._dtype)
+        if self.device.type == "cpu":
+            return num_blocks_on_cpu(bytes_per_block, most)
+        utilization = self._config.gpu_memory_utilization
+        return num_blocks_on_cuda(
+            self.device, bytes_per_block, most, utilization, self._run_largest_step
+        )
+
+    @torch.inference_mode()
+    def _run_largest_step(self) -> None:
+        """As much as a step can take beside the KV cache: a full token budget in one prompt, and a
+        row of logits for every request."""
+        num_tokens = min(self._config.max_num_batched_tokens, self._states.token_ids.shape[1])
+        num_blocks = -(-num_tokens // self._block_size)
+        self._kv_cache = self._allocate(num_blocks)
+        device = self.device
+        table = torch.arange(num_blocks, dtype=torch.int32, device=device)[None]
+        positions = torch.arange(num_tokens, device=device)
+        ends = to_device([0, num_tokens], torch.int32, device)
+        attention = plan_attention(ends, ends[1:], table, self._block_size)
+        hidden = self._model.forward(
+            torch.zeros_like(positions), positions, positions, attention, self._kv_cache
+        )
+        rows = torch.zeros(self._config.max_num_seqs, dtype=torch.int64, device=device)
+        logits = self._model.logits(hidden[rows]).to(torch.float32)
+        torch.softmax(logits, dim=-1).sort(dim=-1)
+
+
+def log_progress(what: str) -> Callable[[int, int], None]:
+    """A progress callback for work that nobody may be watching: the log, at every quarter."""
+
+    def progress(done: int, total: int) -> None:
+        if done == total or done * 4 // total > (done - 1) * 4 // total:
+            logger.info("%s: %d of %d", what, done, total)
+
+    return progress
 
 
 def resolve_device(device: str) -> torch.device:
@@ -147,20 +266,6 @@ def resolve_dtype(dtype: str, model_config: ModelConfig, device: torch.device) -
     if not isinstance(resolved, torch.dtype):
         raise ValueError(f"the checkpoint's dtype {dtype!r} is unknown; set dtype")
     return resolved
-
-
-def _block_bytes(model_config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    per_token = 2 * model_config.num_hidden_layers * model_config.num_key_value_heads
-    return per_token * model_config.head_dim * block_size * dtype.itemsize
-
-
-def _num_blocks_for(device: torch.device, block_bytes: int, most: int) -> int:
-    if device.type == "cuda":
-        budget = int(torch.cuda.mem_get_info(device)[0] * _CUDA_KV_SHARE)
-    else:
-        ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        budget = min(_CPU_KV_BYTES, ram // 4)
-    return max(1, min(most, budget // block_bytes))
 
 
 def _physical_cores() -> int:

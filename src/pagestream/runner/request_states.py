@@ -10,15 +10,19 @@ from __future__ import annotations
 import torch
 
 from pagestream.scheduler.scheduler_output import NewRequest
+from pagestream_kernels.transfers import to_device
 
 
 class RequestStates:
-    """``max_num_seqs`` rows; ``token_ids`` is every known token of each, prompt first."""
+    """``max_num_seqs`` rows, and one more that no request ever has: ``padding_state``, for the
+    padded rows of a batch. ``token_ids`` is every known token of each, prompt first."""
 
     def __init__(self, max_num_seqs: int, max_seq_len: int, device: torch.device) -> None:
-        self.token_ids = torch.zeros((max_num_seqs, max_seq_len), dtype=torch.int32, device=device)
-        self.num_computed_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self.num_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        rows = max_num_seqs + 1
+        self.token_ids = torch.zeros((rows, max_seq_len), dtype=torch.int32, device=device)
+        self.num_computed_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.num_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.padding_state = max_num_seqs
         self._state_idx: dict[str, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
 
@@ -29,7 +33,9 @@ class RequestStates:
         state_idx = self._free.pop()
         self._state_idx[request.request_id] = state_idx
         num_tokens = len(request.token_ids)
-        self.token_ids[state_idx, :num_tokens] = torch.tensor(request.token_ids, dtype=torch.int32)
+        self.token_ids[state_idx, :num_tokens] = to_device(
+            request.token_ids, torch.int32, self.token_ids.device
+        )
         self.num_tokens[state_idx] = num_tokens
         self.num_computed_tokens[state_idx] = request.num_computed_tokens
         return state_idx

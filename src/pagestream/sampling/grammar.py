@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import xgrammar
 
 _CACHE_BYTES = 64 << 20
@@ -95,7 +94,3 @@ def _check_references(schema: Any) -> None:
     if isinstance(schema, list):
         for part in schema:
             _check_references(part)
-
-
-def to_device(bitmask: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(bitmask).to(device, non_blocking=True)

@@ -23,6 +23,7 @@ from pagestream_kernels import (
     gather_logprobs,
     gumbel_argmax,
 )
+from pagestream_kernels.transfers import to_device
 
 _NEVER = float("-inf")
 NOTHING_ALLOWED = -1
@@ -54,7 +55,8 @@ class Sampler:
         logits = logits.to(torch.float32)
         rows = [states.row(state_idx) for state_idx in tokens.state_rows]
         logprob_rows = [index for index, row in enumerate(rows) if row.logprobs is not None]
-        raw = logits[logprob_rows] if logprob_rows else None  # a copy: the rest is in place
+        wanted = to_device(logprob_rows, torch.int64, logits.device) if logprob_rows else None
+        raw = None if wanted is None else logits[wanted]  # a copy: the rest is in place
         if bitmask is not None:
             _apply_bitmask(logits, bitmask)
         for index, row in enumerate(rows):
@@ -67,7 +69,7 @@ class Sampler:
         counts = [row.logprobs or 0 for row in rows if row.logprobs is not None]
         logprobs = None
         if raw is not None:
-            chosen = token_ids[logprob_rows].clamp_min(0)
+            chosen = token_ids[wanted].clamp_min(0)
             logprobs = gather_logprobs(raw, chosen, max(counts))
         return SamplerOutput(token_ids, logprob_rows, counts, logprobs)
 
@@ -104,8 +106,8 @@ def _penalise(
 ) -> torch.Tensor:
     penalised = [index for index, row in enumerate(rows) if row.penalties]
     if penalised:
-        index = torch.tensor(penalised, device=logits.device)
-        state = torch.tensor([state_rows[row] for row in penalised], device=logits.device)
+        states_of = [state_rows[row] for row in penalised]
+        index, state = to_device([penalised, states_of], torch.int64, logits.device)
         logits[index] = apply_penalties(
             logits[index],
             states.in_prompt[state],
@@ -128,8 +130,8 @@ def _draw(
     drawn = [index for index, row in enumerate(rows) if not row.greedy]
     if not drawn:
         return
-    index = torch.tensor(drawn, device=logits.device)
-    state = torch.tensor([tokens.state_rows[row] for row in drawn], device=logits.device)
+    states_of = [tokens.state_rows[row] for row in drawn]
+    index, state = to_device([drawn, states_of], torch.int64, logits.device)
     chosen = [rows[row] for row in drawn]
     scaled = logits[index]
     # From the maximum downwards, so that a low temperature cannot reach +inf.

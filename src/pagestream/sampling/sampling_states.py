@@ -12,6 +12,7 @@ import torch
 
 from pagestream.config import ModelConfig
 from pagestream.scheduler.scheduler_output import NewRequest
+from pagestream_kernels.transfers import to_device
 
 TOP_K_OFF = 1 << 30
 _GREEDY_BELOW = 1e-5
@@ -114,8 +115,9 @@ class SamplingStates:
             if row.penalties:
                 penalised.append(index)
         if penalised:
-            states = torch.tensor([state_rows[index] for index in penalised], device=self._device)
-            self.output_counts[states, token_ids[penalised].clamp_min(0)] += 1
+            states_of = [state_rows[index] for index in penalised]
+            rows, states = to_device([penalised, states_of], torch.int64, self._device)
+            self.output_counts[states, token_ids[rows].clamp_min(0)] += 1
 
     def _remember(self, state_idx: int, request: NewRequest) -> None:
         vocab_size = self._defaults.vocab_size
@@ -123,23 +125,25 @@ class SamplingStates:
             shape = (self._num_states, vocab_size)
             self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
             self.output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
-        ids = torch.tensor(request.token_ids, device=self._device)
+        ids = to_device(request.token_ids, torch.int64, self._device)
         prompt, output = ids[: request.num_prompt_tokens], ids[request.num_prompt_tokens :]
         self.in_prompt[state_idx] = False
         self.in_prompt[state_idx, prompt] = True
-        self.output_counts[state_idx] = output.bincount(minlength=vocab_size)
+        # Not bincount, which asks the device for the largest id.
+        counts = self.output_counts[state_idx].zero_()
+        counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def _ids(self, ids: list[int] | tuple[int, ...]) -> torch.Tensor | None:
-        return torch.tensor(ids, dtype=torch.int64, device=self._device) if ids else None
+        return to_device(ids, torch.int64, self._device) if ids else None
 
     def _int32(self, ids: tuple[int, ...]) -> torch.Tensor:
-        return torch.tensor(ids, dtype=torch.int32, device=self._device)
+        return to_device(ids, torch.int32, self._device)
 
     def _bias(self, bias: dict[int, float]) -> tuple[torch.Tensor, torch.Tensor] | None:
         if not bias:
             return None
-        ids = torch.tensor(list(bias), dtype=torch.int64, device=self._device)
-        return ids, torch.tensor(list(bias.values()), dtype=torch.float32, device=self._device)
+        ids = to_device(list(bias), torch.int64, self._device)
+        return ids, to_device(list(bias.values()), torch.float32, self._device)
 
 
 def _first(*values: float | None) -> float:
