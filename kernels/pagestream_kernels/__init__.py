@@ -18,7 +18,7 @@ from pagestream_kernels.sampling import (
     gather_logprobs,
     gumbel_argmax,
 )
-from pagestream_kernels.silu_and_mul import silu_and_mul
+from pagestream_kernels.silu_and_mul import gelu_tanh_and_mul, silu_and_mul
 
 __all__ = [
     "AttentionMetadata",
@@ -29,6 +29,7 @@ __all__ = [
     "filter_top_k_top_p",
     "fused_add_rms_norm",
     "gather_logprobs",
+    "gelu_tanh_and_mul",
     "gumbel_argmax",
     "paged_attention",
     "plan_attention",

@@ -12,7 +12,7 @@ from pagestream_kernels.reference.sampling import (
     gumbel_argmax,
     uniforms,
 )
-from pagestream_kernels.reference.silu_and_mul import silu_and_mul
+from pagestream_kernels.reference.silu_and_mul import gelu_tanh_and_mul, silu_and_mul
 
 __all__ = [
     "apply_penalties",
@@ -20,6 +20,7 @@ __all__ = [
     "filter_top_k_top_p",
     "fused_add_rms_norm",
     "gather_logprobs",
+    "gelu_tanh_and_mul",
     "gumbel_argmax",
     "paged_attention",
     "prepare_inputs",
