@@ -14,11 +14,12 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] != "triton":
         raise
-    HAS_TRITON = INTERPRETED = False
-else:
-    HAS_TRITON, INTERPRETED = True, kernels.INTERPRETED
+    kernels = None  # type: ignore[assignment]  # runs_kernels speaks up before anyone uses it
 
 __all__ = ["HAS_TRITON", "INTERPRETED", "kernels", "runs_kernels"]
+
+HAS_TRITON = kernels is not None
+INTERPRETED = HAS_TRITON and kernels.INTERPRETED
 
 
 def runs_kernels(x: torch.Tensor) -> bool:
