@@ -6,7 +6,14 @@ a CPU runs where the reference would be slow. Called by ``pagestream.layers``, `
 and ``pagestream.sampling``.
 """
 
-from pagestream_kernels.input_prep import PreparedInputs, prepare_inputs
+from pagestream_kernels.input_prep import (
+    LogitsRows,
+    PreparedInputs,
+    append_tokens,
+    gather_logits_rows,
+    prepare_inputs,
+    staged_write,
+)
 from pagestream_kernels.paged_attention import AttentionMetadata, paged_attention, plan_attention
 from pagestream_kernels.rms_norm import fused_add_rms_norm, rms_norm
 from pagestream_kernels.rope_kv_write import rope_kv_write, rope_table
@@ -18,17 +25,21 @@ from pagestream_kernels.sampling import (
     gather_logprobs,
     gumbel_argmax,
 )
-from pagestream_kernels.silu_and_mul import silu_and_mul
+from pagestream_kernels.silu_and_mul import gelu_tanh_and_mul, silu_and_mul
 
 __all__ = [
     "AttentionMetadata",
+    "LogitsRows",
     "Logprobs",
     "PreparedInputs",
+    "append_tokens",
     "apply_penalties",
     "filter_min_p",
     "filter_top_k_top_p",
     "fused_add_rms_norm",
+    "gather_logits_rows",
     "gather_logprobs",
+    "gelu_tanh_and_mul",
     "gumbel_argmax",
     "paged_attention",
     "plan_attention",
@@ -37,4 +48,5 @@ __all__ = [
     "rope_kv_write",
     "rope_table",
     "silu_and_mul",
+    "staged_write",
 ]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from pagestream_kernels import reference
 from pagestream_kernels.cpu import rms_norm as cpu
+from pagestream_kernels.dispatch import kernels, runs_kernels
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -21,15 +21,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Returns a new tensor shaped like ``x``. Source: Zhang and Sennrich, 2019, eq. 4.
     """
-    if x.device.type == "cpu":
-        return cpu.rms_norm(x, weight, eps)
-    return reference.rms_norm(x, weight, eps)
+    if runs_kernels(x):
+        return kernels.rms_norm.rms_norm(x, weight, eps)
+    return cpu.rms_norm(x, weight, eps)
 
 
 def fused_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``residual += x`` in place, then the norm of the sum: (normed, residual), [..., hidden]."""
-    if x.device.type == "cpu":
-        return cpu.fused_add_rms_norm(x, residual, weight, eps)
-    return reference.fused_add_rms_norm(x, residual, weight, eps)
+    """``residual += x`` in place, then the norm of the sum: (normed, residual), [..., hidden].
+
+    The sum is rounded to the tensors' dtype before its norm is taken. residual: contiguous.
+    """
+    if runs_kernels(x):
+        return kernels.rms_norm.fused_add_rms_norm(x, residual, weight, eps)
+    return cpu.fused_add_rms_norm(x, residual, weight, eps)

@@ -1,6 +1,7 @@
 """Rotary embedding of q and k, and the write of k and v to their slots of the paged cache.
 
-One op because a GPU does both in one pass over the qkv projection's output.
+One op because a GPU does both, and the per-head norms that some models have before them, in one
+pass over the qkv projection's output.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from pagestream_kernels import reference
+from pagestream_kernels.dispatch import kernels, runs_kernels
 
 
 def rope_table(
@@ -32,6 +34,10 @@ def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    *,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> torch.Tensor:
     """Rotate q and k by their positions, store k and v, return the rotated q.
 
@@ -42,7 +48,10 @@ def rope_kv_write(
         positions: int64 [num_tokens].
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], written in place.
         slot_mapping: int64 [num_tokens]; block_id * block_size + offset, or -1 to store nothing.
+        q_norm, k_norm: [head_dim], weights of an RMSNorm of each head before its rotation (Qwen3),
+            with ``eps``; both or neither.
 
     Returns [num_tokens, num_heads, head_dim], a new tensor of q's dtype.
     """
-    return reference.rope_kv_write(q, k, v, rope, positions, k_cache, v_cache, slot_mapping)
+    run = kernels.rope_kv_write.rope_kv_write if runs_kernels(q) else reference.rope_kv_write
+    return run(q, k, v, rope, positions, k_cache, v_cache, slot_mapping, q_norm, k_norm, eps)

@@ -4,8 +4,13 @@ import pytest
 import torch
 
 from pagestream_kernels import (
+    LogitsRows,
+    PreparedInputs,
+    append_tokens,
     filter_top_k_top_p,
     fused_add_rms_norm,
+    gather_logits_rows,
+    gelu_tanh_and_mul,
     gumbel_argmax,
     paged_attention,
     plan_attention,
@@ -15,6 +20,7 @@ from pagestream_kernels import (
     rope_kv_write,
     rope_table,
     silu_and_mul,
+    staged_write,
 )
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -39,9 +45,17 @@ def test_norms_match_their_reference(shape):
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (5, 198)])
-def test_silu_and_mul(shape):
+@pytest.mark.parametrize(
+    ("op", "twin"),
+    [
+        (silu_and_mul, reference.silu_and_mul),
+        (gelu_tanh_and_mul, reference.gelu_tanh_and_mul),
+    ],
+    ids=["silu", "gelu"],
+)
+def test_gated_products(op, twin, shape):
     gate_up = torch.randn(shape)
-    torch.testing.assert_close(silu_and_mul(gate_up), reference.silu_and_mul(gate_up), **TOLERANCE)
+    torch.testing.assert_close(op(gate_up), twin(gate_up), **TOLERANCE)
 
 
 def test_rope_matches_transformers():
@@ -142,18 +156,89 @@ def test_attention_of_mixed_batches(query_lens, context_lens, block_size, group)
     torch.testing.assert_close(paged_attention(q, *caches, metadata, scale), expected, **TOLERANCE)
 
 
-def test_prepared_inputs():
+@torch.no_grad()
+def test_qk_norm_comes_before_the_rotation():
+    """Against Qwen3's own attention, up to its attention function."""
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import (
+        Qwen3RMSNorm,
+        Qwen3RotaryEmbedding,
+        apply_rotary_pos_emb,
+    )
+
+    config = Qwen3Config(head_dim=32, max_position_embeddings=128)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 50000.0}
+    norms = [Qwen3RMSNorm(32, eps=1e-6) for _ in range(2)]
+    for norm in norms:
+        torch.nn.init.normal_(norm.weight)
+    q, k = torch.randn(9, 4, 32), torch.randn(9, 2, 32)
+    positions = torch.randint(0, 128, (9,))
+    cos, sin = Qwen3RotaryEmbedding(config)(q, positions[None])
+    normed = [norm(x).transpose(0, 1)[None] for norm, x in zip(norms, (q, k), strict=True)]
+    expected = [x[0].transpose(0, 1) for x in apply_rotary_pos_emb(*normed, cos, sin)]
+    caches = [torch.zeros(1, 16, 2, 32) for _ in range(2)]
+    table = rope_table(128, 32, 50000.0, torch.device("cpu"))
+    weights = {"q_norm": norms[0].weight, "k_norm": norms[1].weight, "eps": 1e-6}
+    slots = torch.arange(9)
+    rotated = rope_kv_write(q, k, k, table, positions, *caches, slots, **weights)
+    torch.testing.assert_close(rotated, expected[0], **TOLERANCE)
+    torch.testing.assert_close(caches[0][0, :9], expected[1], **TOLERANCE)
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_prepared_inputs(padding):
     token_ids = torch.arange(40, dtype=torch.int32).view(4, 10)
     tables = torch.tensor([[9, 9, 9], [5, 3, 0], [9, 9, 9], [7, 2, 1]], dtype=torch.int32)
     computed = torch.tensor([0, 5, 0, 0])
+    out = PreparedInputs.empty(9, 4, torch.device("cpu")) if padding else None
     prepared = prepare_inputs(
-        torch.tensor([3, 1]), torch.tensor([6, 1]), 7, token_ids, computed, tables, 4
+        torch.tensor([3, 1]),
+        torch.tensor([6, 1]),
+        7,
+        token_ids,
+        computed,
+        tables,
+        4,
+        advance=True,
+        out=out,
     )
-    assert prepared.input_ids.tolist() == [30, 31, 32, 33, 34, 35, 15]
-    assert prepared.positions.tolist() == [0, 1, 2, 3, 4, 5, 5]
-    assert prepared.slot_mapping.tolist() == [28, 29, 30, 31, 8, 9, 13]
-    assert prepared.query_start_loc.tolist() == [0, 6, 7]
-    assert prepared.seq_lens.tolist() == [6, 6]
+    assert prepared.input_ids.tolist() == [30, 31, 32, 33, 34, 35, 15] + [0] * padding
+    assert prepared.positions.tolist() == [0, 1, 2, 3, 4, 5, 5] + [0] * padding
+    assert prepared.slot_mapping.tolist() == [28, 29, 30, 31, 8, 9, 13] + [-1] * padding
+    assert prepared.query_start_loc.tolist() == [0, 6, 7] + [7] * padding
+    assert prepared.seq_lens.tolist() == [6, 6] + [0] * padding
+    assert computed.tolist() == [0, 6, 0, 6]
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_logits_rows(padding):
+    hidden = torch.arange(7.0)[:, None]
+    starts = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
+    positions = torch.tensor([10, 11, 12, 0, 1, 2, 3])
+    out = LogitsRows(torch.empty(4, 1), *torch.zeros(2, 4).long()) if padding else None
+    arguments = (starts, torch.tensor([5, 6, 8]), torch.tensor([1, 0, 2]), positions, 3)
+    rows = gather_logits_rows(hidden, *arguments, out=out)
+    assert rows.hidden[:, 0].tolist() == [2, 5, 6] + [0] * padding
+    assert rows.states.tolist() == [5, 8, 8] + [-1] * padding
+    assert rows.positions.tolist() == [13, 3, 4] + [0] * padding
+
+
+def test_drawn_tokens_are_appended_and_counted():
+    token_ids, num_tokens = torch.zeros(2, 6, dtype=torch.int32), torch.tensor([1, 2])
+    counts = torch.zeros(2, 10, dtype=torch.int32)
+    states, positions = torch.tensor([1, 1, -1]), torch.tensor([2, 3, 0])
+    append_tokens(states, positions, torch.tensor([9, -1, 5]), token_ids, num_tokens, counts)
+    assert token_ids.tolist() == [[0] * 6, [0, 0, 9, 0, 0, 0]]
+    assert num_tokens.tolist() == [1, 4]
+    assert counts.nonzero().tolist() == [[1, 0], [1, 9]]
+
+
+def test_staged_writes():
+    target = torch.zeros(3, 4, dtype=torch.int32)
+    ends = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
+    rows, starts = torch.tensor([2, 0, 1]), torch.tensor([1, 0, 3])
+    staged_write(target, rows, starts, ends, torch.tensor([7, 8, 9], dtype=torch.int32))
+    assert target.tolist() == [[0] * 4, [0, 0, 0, 9], [0, 7, 8, 0]]
 
 
 def test_filters_agree_with_transformers():

@@ -1,4 +1,4 @@
-"""SiLU-gated product without a float32 copy of the gate."""
+"""Gated products without a float32 copy of the gate."""
 
 from __future__ import annotations
 
@@ -9,3 +9,8 @@ import torch.nn.functional as F
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from pagestream_kernels.reference.rms_norm import rms_norm
+
 
 def rope_kv_write(
     q: torch.Tensor,
@@ -14,7 +16,12 @@ def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> torch.Tensor:
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     cos, sin = rope[positions].unsqueeze(2).unbind(1)  # each [num_tokens, 1, head_dim // 2]
     rotated_k = _rotate(k, cos, sin)
     slots = slot_mapping

@@ -51,9 +51,9 @@ def read_token_bytes(tokenizer_json: Path) -> TokenBytes:
     metaspace = "Metaspace" in names or any(_replaces_metaspace(step) for step in kinds)
     if not byte_level and not metaspace:
         raise ValueError(f"tokenizer decoder {sorted(names)} is not supported")
-    size = max([*vocab.values(), *added]) + 1
+    size = max([*vocab, *added]) + 1
     table = [b""] * size
-    for piece, token_id in vocab.items():
+    for token_id, piece in vocab.items():
         table[token_id] = _byte_level(piece) if byte_level else _metaspace(piece, names)
     for token_id, token in added.items():
         content = token["content"]
@@ -65,11 +65,12 @@ def read_token_bytes(tokenizer_json: Path) -> TokenBytes:
     )
 
 
-def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
+def _vocabulary(model: dict[str, Any]) -> dict[int, str]:
+    """By id; in a unigram vocabulary several ids may have the same piece."""
     vocab = model["vocab"]
     if isinstance(vocab, dict):
-        return vocab
-    return {piece: index for index, (piece, _score) in enumerate(vocab)}  # Unigram
+        return {token_id: piece for piece, token_id in vocab.items()}
+    return {index: piece for index, (piece, _score) in enumerate(vocab)}
 
 
 def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:

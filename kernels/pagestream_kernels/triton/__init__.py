@@ -1,0 +1,11 @@
+"""The Triton kernels, one file per family, each with launch wrappers of the public ops' signatures.
+
+Imports triton, so only ``pagestream_kernels.dispatch`` may import it. Wrappers derive grids from
+shapes and values the host has, and read everything else on the device: none of them waits for it.
+Launch settings are fixed tables, so that no request ever waits for a tuner.
+"""
+
+from pagestream_kernels.triton import input_prep, rms_norm, rope_kv_write, silu_and_mul
+from pagestream_kernels.triton.device import INTERPRETED
+
+__all__ = ["INTERPRETED", "input_prep", "rms_norm", "rope_kv_write", "silu_and_mul"]
