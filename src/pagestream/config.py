@@ -58,6 +58,8 @@ class EngineConfig:
     """Start a batch only when the one before has ended; slower, for comparison."""
     priority_aging_s: float = 10.0
     """Waiting this long outweighs one level of priority."""
+    engine_process: bool = False
+    """Run the engine loop in a process of its own, rather than in a thread of `engine`'s."""
     stream_interval_ms: int = 40
     """Least time between two streamed responses of one request, after the first."""
     heartbeat_interval_ms: int = 400

@@ -36,6 +36,7 @@ HELP = {
     "overlap_scheduling": "Launch a step before the last one's tokens are read: auto, on, off.",
     "static_batching": "Start a batch only when the last one has ended; for comparison.",
     "priority_aging_s": "Waiting this long outweighs one level of priority.",
+    "engine_process": "Run the engine loop in a process of its own.",
     "stream_interval_ms": "Least time between two streamed responses of one request.",
     "heartbeat_interval_ms": "A silent request's cancel is noticed after about this long.",
     "exclude_input_in_output": "Leave the prompt out of `ensemble`'s answers unless asked for.",

@@ -31,6 +31,7 @@ from pagestream.engine.engine_loop import (
     Shutdown,
     StepReport,
 )
+from pagestream.engine.engine_process import EngineProcess
 from pagestream.engine.metrics import EngineStats
 from pagestream.sampling_params import Limits
 from pagestream.serving.engine_requests import Control, Submission, parse_request
@@ -86,7 +87,8 @@ class EngineBridge:
         self._responder = responder
         self._die = die
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._loop = EngineLoop(config, self._outbox.put)
+        make_loop = EngineProcess if config.engine_process else EngineLoop
+        self._loop = make_loop(config, self._outbox.put)
         self._sender = threading.Thread(target=self._send_loop, name="sender", daemon=True)
         self._open: dict[str, OpenRequest] = {}
         self._heartbeat = config.heartbeat_interval_ms / 1000
