@@ -102,12 +102,13 @@ class CompletionBuilder:
         ended_by_token = output.finish_reason is FinishReason.STOP
         text = self._decoder.append(output.token_ids, last_is_stop=ended_by_token)
         delta_text, num_tokens = text.text, text.num_tokens
-        if text.stop is not None:
-            completion.finish_reason, completion.stop_reason = FinishReason.STOP, text.stop
-        elif output.finish_reason is not None:
-            delta_text += self._decoder.finish()
+        if text.stop is None and output.finish_reason is not None:
+            text = self._decoder.finish()
+            delta_text += text.text
             completion.finish_reason = output.finish_reason
             completion.stop_reason = output.stop_reason
+        if text.stop is not None:
+            completion.finish_reason, completion.stop_reason = FinishReason.STOP, text.stop
         token_ids = output.token_ids[:num_tokens]
         logprobs = None if output.logprobs is None else output.logprobs[:num_tokens]
         completion.text += delta_text

@@ -108,12 +108,12 @@ class AnswerState:
             self.logprobs += rows
             self.cum_log_prob += sum(row[1] for row in rows)
         self.stop_reason = chunk.stop_reason
+        if delta.stop is None and chunk.finish_reason is not None:
+            delta = self.decoder.finish()
+            self.text += delta.text
         if delta.stop is not None:
             self.stop = self.stop_reason = delta.stop
-            return chunk.finish_reason is None
-        if chunk.finish_reason is not None:
-            self.text += self.decoder.finish()
-        return False
+        return delta.stop is not None and chunk.finish_reason is None
 
     def partial(self) -> Answer | None:
         """What a chunk in the middle of the answer makes known, if anything."""
