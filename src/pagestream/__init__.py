@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pagestream.config import EngineConfig
 from pagestream.request import FinishReason
 from pagestream.sampling_params import SamplingParams
+from pagestream.text.chat import ChatOptions
 
 if TYPE_CHECKING:
     from pagestream.engine.async_llm import AsyncLLM
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ChatOptions",
     "Completion",
     "Delta",
     "EngineConfig",

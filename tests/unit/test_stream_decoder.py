@@ -1,7 +1,6 @@
 """StreamDecoder: the joined deltas are the text, whatever the cut into tokens and responses."""
 
 import json
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -111,87 +110,6 @@ def test_stop_token_counts_and_leaves_no_text():
     assert (delta.text, delta.num_tokens) == ("a", 2)
     decoder = StreamDecoder(BYTES, [], skip_special_tokens=False, include_stop_str_in_output=True)
     assert decoder.append([97, 256], last_is_stop=True).text == "a<eos>"
-
-
-def metaspace_tokenizer(directory, texts):
-    """A small Llama-2 style tokenizer: metaspace pieces and byte fallback."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
-
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, limit_alphabet=60)
-    tokenizer.train_from_iterator(texts, trainer)
-    path = directory / "tokenizer.json"
-    spec = json.loads(tokenizer.to_str())
-    for token in spec["added_tokens"]:
-        token["special"] = token["content"] in special[:3]
-    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["special"]]
-    path.write_text(json.dumps(spec))
-    return Tokenizer.from_file(str(path)), path
-
-
-TEXTS = [
-    "Hello, world! This is a plain sentence.",
-    "  leading and   inner   spaces \n\ttabs",
-    "Гляжу на русский текст и не вижу ошибок",
-    "日本語のテキストと漢字",
-    "emoji \U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 done",
-    "naïve café — “quotes” … €",
-    "العربية والعبرية עברית",
-    "1234567890 3.14159 v2.0",
-]
-
-
-def test_metaspace_text_equals_the_tokenizers_own(tmp_path):
-    tokenizer, path = metaspace_tokenizer(tmp_path, TEXTS * 3)
-    token_bytes = read_token_bytes(path)
-    assert token_bytes.num_stripped == 1
-    for text in TEXTS:
-        encoded = tokenizer.encode(text).ids
-        for size in (1, 3):
-            deltas, _ = pieces(StreamDecoder(token_bytes, []), encoded, size)
-            assert "".join(deltas) == tokenizer.decode(encoded) == text
-        # As a continuation, its first space is part of the answer.
-        deltas, _ = pieces(StreamDecoder(token_bytes, encoded), encoded)
-        assert "".join(deltas) == " " + text
-
-
-@pytest.mark.smollm2
-def test_smollm2_text_equals_the_tokenizers_own(smollm2):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    token_bytes = read_token_bytes(smollm2 / "tokenizer.json")
-    for text in TEXTS:
-        encoded = tokenizer(text).input_ids
-        deltas, _ = pieces(StreamDecoder(token_bytes, []), encoded)
-        assert "".join(deltas) == tokenizer.decode(encoded) == text
-
-
-@pytest.mark.smollm2
-def test_random_smollm2_ids_equal_the_reference_at_any_response_size(smollm2):
-    """The reference: each id's bytes from the tokenizer's own vocabulary, decoded all at once."""
-    token_bytes = read_token_bytes(smollm2 / "tokenizer.json")
-    generator = random.Random(0)
-    size = len(token_bytes.table)
-    for _ in range(300):
-        sequence = [generator.randrange(size) for _ in range(generator.randrange(1, 40))]
-        kept = [i for i in sequence if i not in token_bytes.special_ids]
-        expected = b"".join(token_bytes.table[i] for i in kept).decode("utf-8", errors="replace")
-        for count in (1, 2, 3, 8, 40):
-            deltas, _ = pieces(StreamDecoder(token_bytes, []), sequence, count)
-            assert "".join(deltas) == expected
 
 
 @pytest.mark.smollm2

@@ -18,6 +18,7 @@ from pagestream.engine.llm_engine import LLMEngine
 from pagestream.model_store import resolve_model
 from pagestream.request import RequestOutput
 from pagestream.sampling_params import Limits, SamplingParams, validate_prompt
+from pagestream.text.chat import ChatOptions
 from pagestream.text.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -59,11 +60,12 @@ class LLM:
         conversations: Messages | Sequence[Messages],
         sampling_params: Params = None,
         *,
+        options: ChatOptions | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
         """Answer one conversation or several, each a list of {role, content}, rendered by the
         model's own template. Otherwise as ``generate``."""
-        ids = chat_ids(self._tokenizer, conversations)
+        ids = chat_ids(self._tokenizer, conversations, options)
         return self._run(ids, sampling_params, use_tqdm)
 
     def stream(
@@ -204,10 +206,14 @@ def prompt_ids(
     return [tokenizer.encode(text) for text in texts]
 
 
-def chat_ids(tokenizer: Tokenizer, conversations: Messages | Sequence[Messages]) -> list[list[int]]:
+def chat_ids(
+    tokenizer: Tokenizer,
+    conversations: Messages | Sequence[Messages],
+    options: ChatOptions | None = None,
+) -> list[list[int]]:
     first = conversations[0] if conversations else None
     each: Any = [conversations] if isinstance(first, dict) else conversations
-    return [tokenizer.encode_chat(list(messages)) for messages in each]
+    return [tokenizer.encode_chat(list(messages), options) for messages in each]
 
 
 def one_prompt_ids(tokenizer: Tokenizer, prompt: str | Sequence[int] | Messages) -> list[int]:

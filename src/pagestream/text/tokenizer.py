@@ -7,13 +7,15 @@ Used by preprocessing, postprocessing and LLM.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from pagestream.sampling_params import SamplingParams
-from pagestream.text.chat import ChatOptions
+from pagestream.text.chat import ChatOptions, ChatTemplate
+from pagestream.text.special_token_guard import SpecialTokenGuard
 from pagestream.text.token_bytes import TokenBytes, read_token_bytes
 
 _TAIL_TOKENS = 8
@@ -29,6 +31,8 @@ class Tokenizer:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False
         )
+        self._chat_template = ChatTemplate(self._tokenizer)
+        self._guard = SpecialTokenGuard(self._tokenizer)
         self.token_bytes: TokenBytes = read_token_bytes(directory / "tokenizer.json")
         # A longer text cannot fit n tokens, so it can be refused before it is tokenized.
         self.max_bytes_per_token = self.token_bytes.longest
@@ -38,25 +42,28 @@ class Tokenizer:
         return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def encode_chat(
-        self, messages: list[dict[str, Any]], options: ChatOptions | None = None
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
     ) -> list[int]:
         """Render the chat template and tokenize it without adding further special tokens.
 
-        Raises ValueError carrying the template's own words when it refuses the messages.
+        Special tokens are those that the template writes; text that spells one stays text, unless
+        the options say otherwise. Raises ValueError naming a wrong field, or with the template's
+        own words when it refuses the messages.
         """
-        return list(self._tokenizer(self.render_chat(messages), add_special_tokens=False).input_ids)
-
-    def render_chat(self, messages: list[dict[str, Any]]) -> str:
-        if not self._tokenizer.chat_template:
-            raise ValueError("messages: this model has no chat template; send text_input")
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
-                )
+        options = options or ChatOptions()
+        self._chat_template.check(messages, options)
+        hidden: dict[str, str] = {}
+        if not options.parse_special_tokens:
+            messages = self._guard.hide(messages, hidden)
+            options = dataclasses.replace(
+                options,
+                tools=self._guard.hide(options.tools, hidden),
+                chat_template_kwargs=self._guard.hide(options.chat_template_kwargs, hidden),
             )
-        except Exception as error:  # jinja raises whatever the template's expressions raise
-            raise ValueError(f"messages: the chat template refused them: {error}") from error
+        text = self._chat_template.render(messages, options)
+        if hidden:
+            return self._guard.encode(text, hidden)
+        return self.encode(text, add_special_tokens=False)
 
     def with_bad_words(self, params: SamplingParams) -> SamplingParams:
         """bad_words added to bad_words_token_ids, as a word of its own and after a space."""
