@@ -48,6 +48,8 @@ class EngineProcess:
         except EOFError:
             answer = f"the engine process ended with status {self._process.wait()}"
         if isinstance(answer, str):
+            self._connection.close()
+            self._process.wait()
             raise RuntimeError(answer)
         self._reader.start()
         return answer
