@@ -5,7 +5,20 @@ shapes and values the host has, and read everything else on the device: none of 
 Launch settings are fixed tables, so that no request ever waits for a tuner.
 """
 
-from pagestream_kernels.triton import input_prep, rms_norm, rope_kv_write, silu_and_mul
+from pagestream_kernels.triton import (
+    input_prep,
+    paged_attention,
+    rms_norm,
+    rope_kv_write,
+    silu_and_mul,
+)
 from pagestream_kernels.triton.device import INTERPRETED
 
-__all__ = ["INTERPRETED", "input_prep", "rms_norm", "rope_kv_write", "silu_and_mul"]
+__all__ = [
+    "INTERPRETED",
+    "input_prep",
+    "paged_attention",
+    "rms_norm",
+    "rope_kv_write",
+    "silu_and_mul",
+]

@@ -14,7 +14,7 @@ from pagestream_kernels import (
     reference,
     staged_write,
 )
-from pagestream_kernels.triton import input_prep
+from pagestream_kernels.dispatch import kernels
 
 CPU = torch.device("cpu")
 
@@ -40,9 +40,9 @@ def random_state(query_lens, block_size, num_states=9, max_len=200):
 @pytest.fixture
 def _small_blocks(monkeypatch):
     """So that the loops run more than once."""
-    monkeypatch.setattr(input_prep, "_SCAN", 2)
-    monkeypatch.setattr(input_prep, "_TOKENS", 16)
-    monkeypatch.setattr(input_prep, "_COLUMNS", 16)
+    monkeypatch.setattr(kernels.input_prep, "_SCAN", 2)
+    monkeypatch.setattr(kernels.input_prep, "_TOKENS", 16)
+    monkeypatch.setattr(kernels.input_prep, "_COLUMNS", 16)
 
 
 @pytest.mark.parametrize("block_size", [16, 64])
