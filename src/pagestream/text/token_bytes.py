@@ -66,9 +66,8 @@ def read_token_bytes(tokenizer_json: Path) -> TokenBytes:
     spec = json.loads(tokenizer_json.read_text(encoding="utf-8"))
     config = _read_config(tokenizer_json.parent)
     decoder = _Decoder.of(spec.get("decoder"))
-    vocab = _vocabulary(spec["model"])
-    added = read_added_tokens(spec, config, vocab)
-    pieces = {token_id: piece for piece, token_id in vocab.items()}
+    pieces = _vocabulary(spec["model"])
+    added = read_added_tokens(spec, config, {piece: i for i, piece in pieces.items()})
     pieces |= {token_id: token.content for token_id, token in added.items()}
     table = [b""] * (max(pieces) + 1)
     for token_id, piece in pieces.items():
@@ -96,11 +95,12 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
+def _vocabulary(model: dict[str, Any]) -> dict[int, str]:
+    """Pieces by id; a Unigram vocabulary is a list, in which several ids may have one piece."""
     vocab = model["vocab"]
     if isinstance(vocab, dict):
-        return vocab
-    return {piece: index for index, (piece, _score) in enumerate(vocab)}  # Unigram
+        return {token_id: piece for piece, token_id in vocab.items()}
+    return {token_id: piece for token_id, (piece, _score) in enumerate(vocab)}
 
 
 def _cleans_up(model: dict[str, Any], config: dict[str, Any]) -> bool:
