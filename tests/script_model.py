@@ -19,7 +19,15 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 BYTE_LEVEL = "byte_level"
 """As GPT-2, Llama 3, Qwen, SmolLM2: pieces are bytes, spelled as printable characters."""
@@ -199,7 +207,7 @@ def _write_tokenizer(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, added[BOS])]
     )
     tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.add_tokens(list(PLAIN_ADDED))
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in PLAIN_ADDED])
     tokenizer.save(str(directory / "tokenizer.json"))
     _write_json(
         directory / "tokenizer_config.json",
