@@ -13,7 +13,7 @@ ARGS ?=
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python serve demo golden test test-long equivalence bench-host check clean
+.PHONY: help setup check-python serve demo golden test test-long equivalence bench-host bench-text check clean
 
 help:
 	@echo 'make setup        virtual environment in $(VENV), dependencies, tritonserver, the model'
@@ -24,6 +24,7 @@ help:
 	@echo 'make test-long    the long tests'
 	@echo 'make equivalence  the same tokens under every schedule: the full product (15 minutes)'
 	@echo 'make bench-host   what scheduling costs on the host, without a model'
+	@echo 'make bench-text   what moving text costs, through tritonserver, without a model'
 	@echo 'make check        lint, format, types, import rules, sizes'
 	@echo 'make clean        remove $(VENV) and caches; pulled models stay in ~/.cache/pagestream'
 	@echo
@@ -78,6 +79,9 @@ equivalence: setup
 
 bench-host: $(INSTALLED)
 	@$(BIN)/python benchmarks/host_cost.py $(ARGS)
+
+bench-text: setup
+	@$(BIN)/python benchmarks/text_path.py $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -179,7 +179,7 @@ def decoding_costs(directory: Path, token_ids: list[int], stream: bool) -> tuple
     )
     ids = itertools.islice(itertools.cycle(token_ids), LATE + WINDOW)
     postprocessor = Postprocessor(
-        read_token_bytes(directory / "tokenizer.json"), 0.4, lambda key, index: None
+        read_token_bytes(directory / "tokenizer.json"), 0.4, 16, lambda key, index: None
     )
     chunks = [Chunk("", 0, [token_id]) for token_id in ids]
     times: dict[int, list[float]] = {EARLY: [], LATE: []}

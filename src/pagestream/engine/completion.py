@@ -77,6 +77,7 @@ class CompletionBuilder:
         if params.logprobs is not None:
             self.completion.logprobs = []
         self._arrival_time = arrival_time
+        self._texts: list[str] = []
         self._decoder = StreamDecoder(
             tokenizer.token_bytes,
             tokenizer.prompt_tail(prompt_token_ids),
@@ -111,7 +112,9 @@ class CompletionBuilder:
             completion.finish_reason, completion.stop_reason = FinishReason.STOP, text.stop
         token_ids = output.token_ids[:num_tokens]
         logprobs = None if output.logprobs is None else output.logprobs[:num_tokens]
-        completion.text += delta_text
+        self._texts.append(delta_text)
+        if self.finished:
+            completion.text = "".join(self._texts)
         completion.token_ids += token_ids
         if completion.logprobs is not None and logprobs is not None:
             completion.logprobs += logprobs

@@ -44,10 +44,11 @@ class AnswerState:
     decoder: StreamDecoder
     token_bytes: TokenBytes
     params: dict[str, Any]
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
+    """Parts, none of them empty: joining an ever longer text per token would be quadratic."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
-    """text, token_ids, logprobs (rows as the engine sends them): produced and not yet sent."""
+    """texts, token_ids, logprobs (rows as the engine sends them): produced and not yet sent."""
     index: int = 0
     num_output_tokens: int = 0
     """Of the whole answer, also what has been sent."""
@@ -79,8 +80,9 @@ class AnswerState:
             include_stop_str_in_output=params["include_stop_str_in_output"],
             min_tokens=params["min_tokens"],
         )
-        text = params["echo"]
-        return cls(decoder, token_bytes, params, text=text, block_size=block_size, last_chunk=now)
+        state = cls(decoder, token_bytes, params, block_size=block_size, last_chunk=now)
+        state._add_text(params["echo"])
+        return state
 
     @classmethod
     def failed(cls, token_bytes: TokenBytes, message: str, now: float) -> AnswerState:
@@ -100,7 +102,7 @@ class AnswerState:
         ended_by_token = chunk.finish_reason == "stop"
         delta = self.decoder.append(chunk.token_ids, last_is_stop=ended_by_token)
         token_ids = chunk.token_ids[: delta.num_tokens]
-        self.text += delta.text
+        self._add_text(delta.text)
         self.token_ids += token_ids
         self.num_output_tokens += len(token_ids)
         if chunk.logprobs is not None:
@@ -110,7 +112,7 @@ class AnswerState:
         self.stop_reason = chunk.stop_reason
         if delta.stop is None and chunk.finish_reason is not None:
             delta = self.decoder.finish()
-            self.text += delta.text
+            self._add_text(delta.text)
         if delta.stop is not None:
             self.stop = self.stop_reason = delta.stop
         return delta.stop is not None and chunk.finish_reason is None
@@ -122,7 +124,7 @@ class AnswerState:
         # A silent HTTP stream gets one empty response, or its client's going would stay unseen
         # for as long as the request waits.
         opening = self.params["http_stream"] and not (self.answered or self.token_ids)
-        return self.flush(None) if self.text or opening else None
+        return self.flush(None) if self.texts or opening else None
 
     def flush(self, finish_reason: str | None) -> Answer:
         """All that is not yet sent; with the reason, if this is the last of it."""
@@ -134,10 +136,14 @@ class AnswerState:
         answer = Answer(
             {name: made[name] for name in params["outputs"] if made.get(name) is not None}
         )
-        self.text, self.token_ids, self.logprobs = "", [], []
+        self.texts, self.token_ids, self.logprobs = [], [], []
         self.prompt_logprobs = None
         self.answered = True
         return answer
+
+    def _add_text(self, text: str) -> None:
+        if text:
+            self.texts.append(text)
 
     def _values(self, finish_reason: str | None) -> dict[str, Any]:
         """Every output this response could have. Lists have one entry for this answer."""
@@ -145,7 +151,7 @@ class AnswerState:
         # vLLM's backend spells "not finished" as the text None.
         unfinished = "None" if params["convention"] == "vllm" else ""
         values = {
-            "text_output": [self.text],
+            "text_output": ["".join(self.texts)],
             "finish_reason": [finish_reason or unfinished],
             "stop_reason": [self.stop_reason or ""],
             "index": [self.index],
