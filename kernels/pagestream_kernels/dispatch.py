@@ -1,25 +1,28 @@
 """Which implementation of an op runs: Triton kernels on CUDA tensors, torch on CPU ones.
 
-triton is optional: without it everything works on CPU. Under Triton's interpreter
-(``TRITON_INTERPRET=1``) the kernels also take CPU tensors, so that they can be tested, and a whole
-engine run through them, without a GPU. Imported by each op's file.
+triton is optional and slow to import: it is loaded only where there is a GPU. Under Triton's
+interpreter (``TRITON_INTERPRET=1``) the kernels also take CPU tensors, so that they can be tested,
+and a whole engine run through them, without a GPU. Imported by each op's file.
 """
 
 from __future__ import annotations
 
-import torch
+import os
+from importlib.util import find_spec
+from typing import Any
 
-try:
-    from pagestream_kernels import triton as kernels
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "triton":
-        raise
-    kernels = None  # type: ignore[assignment]  # runs_kernels speaks up before anyone uses it
+import torch
 
 __all__ = ["HAS_TRITON", "INTERPRETED", "kernels", "runs_kernels"]
 
-HAS_TRITON = kernels is not None
-INTERPRETED = HAS_TRITON and kernels.INTERPRETED
+HAS_TRITON = find_spec("triton") is not None
+kernels: Any = None  # runs_kernels speaks up before anyone uses it
+INTERPRETED = False
+
+if HAS_TRITON and (torch.cuda.is_available() or "TRITON_INTERPRET" in os.environ):
+    from pagestream_kernels import triton as kernels
+
+    INTERPRETED = kernels.INTERPRETED
 
 
 def runs_kernels(x: torch.Tensor) -> bool:
