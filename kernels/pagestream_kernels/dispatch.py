@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
 __all__ = ["HAS_TRITON", "INTERPRETED", "kernels", "runs_kernels"]
 
 HAS_TRITON = find_spec("triton") is not None
-kernels: Any = None  # runs_kernels speaks up before anyone uses it
-INTERPRETED = False
 
 if HAS_TRITON and (torch.cuda.is_available() or "TRITON_INTERPRET" in os.environ):
     from pagestream_kernels import triton as kernels
 
     INTERPRETED = kernels.INTERPRETED
+else:
+    kernels = None  # type: ignore[assignment]  # runs_kernels speaks up before anyone uses it
+    INTERPRETED = False
 
 
 def runs_kernels(x: torch.Tensor) -> bool:
