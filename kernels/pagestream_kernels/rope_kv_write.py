@@ -6,6 +6,8 @@ pass over the qkv projection's output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from pagestream_kernels import reference
@@ -13,14 +15,22 @@ from pagestream_kernels.dispatch import kernels, runs_kernels
 
 
 def rope_table(
-    max_position: int, head_dim: int, theta: float, device: torch.device
+    max_position: int,
+    head_dim: int,
+    theta: float,
+    device: torch.device,
+    rescale: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Cosines and sines by position: float32 [max_position, 2, head_dim // 2].
+
+    rescale: what a model makes of the frequencies, float32 [head_dim // 2] in radians per position.
 
     Source: Su et al., 2021, RoFormer; half-split ("NeoX") layout, angles in float32.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
     frequencies = 1.0 / (theta**exponents)  # [head_dim // 2]
+    if rescale is not None:
+        frequencies = rescale(frequencies)
     angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
     return torch.stack((angles.cos(), angles.sin()), dim=1).to(device)
 

@@ -134,6 +134,16 @@ _MINIMUM = {
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's stretching of the slow rotary frequencies ("llama3")."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The numbers of a checkpoint that the engine needs. Lengths in tokens, sizes in elements."""
 
@@ -148,6 +158,7 @@ class ModelConfig:
     hidden_act: str
     rms_norm_eps: float
     rope_theta: float
+    rope_scaling: RopeScaling | None
     max_position_embeddings: int
     tie_word_embeddings: bool
     attention_bias: bool
@@ -171,6 +182,8 @@ class ModelConfig:
         config = _read_json(directory / "config.json", required=True)
         generation = _read_json(directory / "generation_config.json")
         samples = generation.get("do_sample", False)
+        _refuse_sliding_window(config)
+        rope_theta, rope_scaling = _rope(config)
         heads = _require(config, "num_attention_heads")
         return cls(
             architecture=_architecture(config),
@@ -183,7 +196,8 @@ class ModelConfig:
             head_dim=config.get("head_dim") or _require(config, "hidden_size") // heads,
             hidden_act=_activation(config),
             rms_norm_eps=float(_require(config, "rms_norm_eps")),
-            rope_theta=_rope_theta(config),
+            rope_theta=rope_theta,
+            rope_scaling=rope_scaling,
             max_position_embeddings=_require(config, "max_position_embeddings"),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bool(config.get("attention_bias", False)),
@@ -253,15 +267,26 @@ def _activation(config: Mapping[str, Any]) -> str:
     return activation
 
 
-def _rope_theta(config: Mapping[str, Any]) -> float:
+def _refuse_sliding_window(config: Mapping[str, Any]) -> None:
+    kinds = set(config.get("layer_types") or ()) - {"full_attention"}
+    if config.get("use_sliding_window") or kinds:
+        named = ", ".join(sorted(kinds)) or "sliding_window"
+        raise ValueError(f"{named} layers are not supported (full_attention is)")
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """transformers 5 writes ``rope_parameters``; earlier files have rope_theta and rope_scaling."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind != "default":
-        raise ValueError(f"rope type {kind!r} is not supported (default is)")
+    if kind not in ("default", "llama3"):
+        raise ValueError(f"rope type {kind!r} is not supported (default and llama3 are)")
     if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ValueError("partial_rotary_factor other than 1 is not supported")
-    return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    if kind == "default":
+        return theta, None
+    names = [field.name for field in dataclasses.fields(RopeScaling)]
+    return theta, RopeScaling(**{name: _require(rope, name) for name in names})
 
 
 def _eos_token_ids(

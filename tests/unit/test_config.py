@@ -116,7 +116,9 @@ def test_rope_theta_in_every_spelling(tmp_path, keys, theta):
     ("keys", "word"),
     [
         ({"rope_scaling": {"type": "yarn"}}, "yarn"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "llama3"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "no factor"),
+        ({"use_sliding_window": True}, "sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"vocab_size": None}, "vocab_size"),

@@ -12,20 +12,22 @@ import torch.nn.functional as F
 from pagestream.config import ModelConfig
 from pagestream.layers.attention import Attention
 from pagestream.layers.linear import Linear
+from pagestream.layers.rotary import rope_table_of
 from pagestream_kernels import (
     AttentionMetadata,
     fused_add_rms_norm,
     rms_norm,
-    rope_table,
     silu_and_mul,
 )
 
 
 class LlamaLayer:
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, qk_norm: bool
+    ) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         bias = config.mlp_bias
-        self.attention = Attention(config, dtype, device)
+        self.attention = Attention(config, dtype, device, qk_norm=qk_norm)
         self.gate_up = Linear(
             hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias, dtype=dtype, device=device
         )
@@ -37,8 +39,7 @@ class LlamaLayer:
         return {
             f"{prefix}input_layernorm.weight": self.input_norm,
             f"{prefix}post_attention_layernorm.weight": self.post_attention_norm,
-            **self.attention.qkv.targets(f"{prefix}self_attn."),
-            **self.attention.output.targets(f"{prefix}self_attn."),
+            **self.attention.targets(f"{prefix}self_attn."),
             **self.gate_up.targets(f"{prefix}mlp."),
             **self.down.targets(f"{prefix}mlp."),
         }
@@ -47,6 +48,8 @@ class LlamaLayer:
 class LlamaForCausalLM:
     """Weights are uninitialised until every tensor of ``targets`` is filled."""
 
+    qk_norm = False
+
     def __init__(
         self, config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
     ) -> None:
@@ -54,11 +57,14 @@ class LlamaForCausalLM:
         self._embedding = torch.empty(
             (config.vocab_size, config.hidden_size), dtype=dtype, device=device
         )
-        self._layers = [LlamaLayer(config, dtype, device) for _ in range(config.num_hidden_layers)]
+        self._layers = [
+            LlamaLayer(config, dtype, device, qk_norm=self.qk_norm)
+            for _ in range(config.num_hidden_layers)
+        ]
         self._norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
         self._tied = config.tie_word_embeddings
         self._head = self._embedding if self._tied else torch.empty_like(self._embedding)
-        self._rope = rope_table(max_model_len, config.head_dim, config.rope_theta, device)
+        self._rope = rope_table_of(config, max_model_len, device)
 
     def targets(self) -> dict[str, torch.Tensor]:
         targets = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}

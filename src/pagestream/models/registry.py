@@ -12,11 +12,15 @@ import torch
 
 from pagestream.config import ModelConfig
 from pagestream.models.llama import LlamaForCausalLM
+from pagestream.models.qwen3 import Qwen3ForCausalLM
 from pagestream.models.weights import load_weights
 
 Model = LlamaForCausalLM
 """What every family offers: targets, ignored, forward, logits."""
-_MODELS: dict[str, type[Model]] = {"LlamaForCausalLM": LlamaForCausalLM}
+_MODELS: dict[str, type[Model]] = {
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "Qwen3ForCausalLM": Qwen3ForCausalLM,
+}
 
 
 def load_model(
