@@ -33,7 +33,7 @@ BYTE_LEVEL = "byte_level"
 """As GPT-2, Llama 3, Qwen, SmolLM2: pieces are bytes, spelled as printable characters."""
 METASPACE = "metaspace"
 """As Llama 2, Mistral: a space is part of the piece after it, other characters fall back to bytes,
-and the decoder drops the first space of a text."""
+the decoder drops the first space of a text, and transformers cleans up spaces."""
 
 BOS, EOS, TURN_END = "<s>", "</s>", "<|im_end|>"
 """EOS and TURN_END end an answer: the one by the tokenizer, the other by generation_config."""
@@ -83,7 +83,7 @@ class Script:
         """Make the checkpoint. Its prompts begin with BOS."""
         _write_tokenizer(directory, self._family, self._pieces, self._added, chat_template)
         _write_model(directory, self._head(), self._added)
-        return ScriptModel(directory, self._entries, self._chains)
+        return ScriptModel(directory, self._family, self._entries, self._chains)
 
     def _alternatives(self, step: Step) -> dict[int, float]:
         logits = step if isinstance(step, Mapping) else {step: CERTAIN}
@@ -118,6 +118,7 @@ class ScriptModel:
     """A written checkpoint, and what it will say."""
 
     directory: Path
+    family: str
     entries: dict[str, int]
     chains: dict[str, list[list[int]]]
     """By name: the ids of every step, alternatives in the order in which they were written."""
@@ -215,7 +216,7 @@ def _write_tokenizer(
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": BOS,
             "eos_token": EOS,
-            "clean_up_tokenization_spaces": False,
+            "clean_up_tokenization_spaces": family == METASPACE,
             "chat_template": chat_template,
         },
     )

@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
+from script_model import ScriptModel
 from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from pagestream.cli.server_process import ServerProcess
-from pagestream_client import PagestreamClient
+from pagestream_client import Completion, PagestreamClient, StreamChunk
+from pagestream_client.inputs import BATCHED_MODELS
 from pagestream_client.metrics import read_metrics
 
 TIMEOUT_S = 60.0
+ENSEMBLES = ("ensemble", "vllm", "chat")
+MODES = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,38 @@ class HttpAnswer:
     status: int
     body: Any
     """What the JSON says; a list with the JSON of each event for generate_stream."""
+
+
+@dataclass(frozen=True)
+class RawRequest:
+    """One request as tritonclient sends it. Arrays go as they are; plain values become tensors of
+    the type that ours have, with a batch dimension where the model has one."""
+
+    model: str
+    values: dict[str, Any]
+    id: str = ""
+    parameters: dict[str, Any] | None = None
+
+    def inputs(self) -> list[InferInput]:
+        inputs = []
+        for name, value in self.values.items():
+            array = value if isinstance(value, np.ndarray) else self._array(value)
+            inputs.append(InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
+            inputs[-1].set_data_from_numpy(array)
+        return inputs
+
+    def _array(self, value: Any) -> np.ndarray:
+        items = value if isinstance(value, list) else [value]
+        dtype = _DTYPES[type(items[0]) if items else int]
+        array = np.array([i.encode() if isinstance(i, str) else i for i in items], dtype)
+        return array.reshape(1, -1) if self.model in BATCHED_MODELS else array
+
+
+_DTYPES = {bool: np.bool_, int: np.int32, float: np.float32, str: np.object_}
+
+
+def is_final(result: InferResult) -> bool:
+    return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
 
 class Service:
@@ -69,35 +106,63 @@ class Service:
     def generate_stream(self, model: str, body: Any) -> HttpAnswer:
         return self.post(f"/v2/models/{model}/generate_stream", body)
 
-    def raw_infer(
-        self, model: str, tensors: dict[str, np.ndarray]
-    ) -> list[InferResult | InferenceServerException]:
-        """All that one request to any model is answered with, through tritonclient alone."""
-        inputs = []
-        for name, array in tensors.items():
-            inputs.append(InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
-            inputs[-1].set_data_from_numpy(array)
+    def exchange(self, *requests: RawRequest) -> list[InferResult | InferenceServerException]:
+        """All that these requests, sent over one stream, are answered with, through tritonclient
+        alone; also responses that have nothing but the final flag."""
         answers: queue.Queue[tuple[InferResult | None, InferenceServerException | None]]
         answers = queue.Queue()
         collected: list[InferResult | InferenceServerException] = []
+        num_open = len(requests)
         with InferenceServerClient(self.grpc_url) as client:
             client.start_stream(lambda result, error: answers.put((result, error)))
-            client.async_stream_infer(model, inputs, enable_empty_final_response=True)
-            while True:
+            for request in requests:
+                client.async_stream_infer(
+                    request.model,
+                    request.inputs(),
+                    request_id=request.id,
+                    parameters=request.parameters,
+                    enable_empty_final_response=True,
+                )
+            while num_open:
                 result, error = answers.get(timeout=TIMEOUT_S)
-                if error is not None:
-                    collected.append(error)
-                    break
-                response = result.get_response()
-                if response.outputs:
-                    collected.append(result)
-                if response.parameters["triton_final_response"].bool_param:
-                    break
+                collected.append(error or result)
+                num_open -= error is not None or is_final(result)
             client.stop_stream()
-        return collected
+        # What should not be: more after the last one.
+        return [*collected, *(error or result for result, error in list(answers.queue))]
 
     def open_stream(self, model: str, body: dict[str, Any]) -> "HttpStream":
         return HttpStream(self.http_url, f"/v2/models/{model}/generate_stream", body)
+
+
+class ScriptService(Service):
+    """A server of a script model. Its chains are asked for by name, through any ensemble."""
+
+    def __init__(self, server: ServerProcess, script: ScriptModel) -> None:
+        super().__init__(server)
+        self.script = script
+        self.family = script.family
+
+    def inputs(self, name: str, ensemble: str, options: dict[str, Any]) -> dict[str, Any]:
+        """As the ensemble's own clients send them."""
+        options = {"temperature": 0.0, **options}
+        if ensemble == "chat":
+            return {"prompt_token_ids": self.script.prompt_token_ids(name), **options}
+        prompt = {"text_input": self.script.prompt(name)}
+        if ensemble == "vllm":
+            return {**prompt, "sampling_parameters": options}
+        return {**prompt, **options}
+
+    def ask(
+        self, name: str, ensemble: str = "ensemble", *, stream: bool, **options: Any
+    ) -> Completion:
+        return self.client.generate(ensemble, stream=stream, **self.inputs(name, ensemble, options))
+
+    def chunks(
+        self, name: str, ensemble: str = "ensemble", *, stream: bool = True, **options: Any
+    ) -> list[StreamChunk]:
+        inputs = self.inputs(name, ensemble, options)
+        return list(self.client.stream(ensemble, stream=stream, **inputs))
 
 
 class HttpStream:

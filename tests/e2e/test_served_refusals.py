@@ -6,9 +6,8 @@ import re
 import time
 from typing import Any
 
-import numpy as np
 import pytest
-from e2e_support import Service
+from e2e_support import RawRequest, Service
 from tritonclient.utils import InferenceServerException
 
 from pagestream_client import ServerError
@@ -192,13 +191,7 @@ def test_garbage_sent_to_the_engine_is_refused_by_name(service, case, transport)
 
 def engine_error_over_grpc(service: Service, inputs: dict[str, Any]) -> str:
     """The engine's own errors are data, for the sake of the ensembles (finish_reason: error)."""
-    tensors = {
-        name: np.array(value, np.int32)
-        if name == "prompt_token_ids"
-        else np.array([value.encode()], np.object_)
-        for name, value in inputs.items()
-    }
-    (answer,) = service.raw_infer("engine", tensors)
+    (answer,) = service.exchange(RawRequest("engine", inputs))
     if isinstance(answer, InferenceServerException):
         return answer.message()
     return str(answer.as_numpy("error")[0].decode())
