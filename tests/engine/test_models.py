@@ -86,3 +86,22 @@ def test_logits_equal_transformers(tmp_path, case):
     expected = theirs(input_ids[None]).logits[0]
     assert expected.std() > 0.1, "logits too small to tell anything"
     torch.testing.assert_close(our_logits(ours, config, input_ids), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.inference_mode()
+def test_dummy_weights_need_no_checkpoint_and_are_the_same_again(tmp_path, case):
+    make_checkpoint(tmp_path, *CASES[case])
+    (tmp_path / "model.safetensors").unlink()
+    config = ModelConfig.from_hf(tmp_path)
+    arguments = (config, tmp_path, NUM_TOKENS, torch.float32, CPU)
+    with pytest.raises(FileNotFoundError, match="safetensors"):
+        load_model(*arguments)
+    models = [load_model(*arguments, load_format="dummy") for _ in range(2)]
+    first, second = (model.targets() for model in models)
+    assert all(first[name].equal(second[name]) for name in first)
+    torch.manual_seed(1)
+    input_ids = torch.randint(0, SHAPE["vocab_size"], (NUM_TOKENS,))
+    logits = our_logits(models[0], config, input_ids)
+    assert logits.isfinite().all()
+    assert logits.std(dim=0).min() > 0, "every token looks the same"

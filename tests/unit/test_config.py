@@ -28,6 +28,7 @@ def test_unknown_key_names_itself_and_the_known_ones():
         ("max_num_waiting", 0),
         ("device", "tpu"),
         ("dtype", "int8"),
+        ("load_format", "pickle"),
         ("model", ""),
         ("model", None),
         ("max_model_len", "8192"),

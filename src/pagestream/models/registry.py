@@ -13,7 +13,7 @@ import torch
 from pagestream.config import ModelConfig
 from pagestream.models.llama import LlamaForCausalLM
 from pagestream.models.qwen3 import Qwen3ForCausalLM
-from pagestream.models.weights import load_weights
+from pagestream.models.weights import fill_dummy_weights, load_weights
 
 Model = LlamaForCausalLM
 """What every family offers: targets, ignored, forward, logits."""
@@ -30,14 +30,20 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
+    load_format: str = "auto",
 ) -> Model:
-    """Build the model and fill its weights. ValueError for an unknown architecture or a checkpoint
-    that does not fit."""
+    """Build the model and fill its weights; ``load_format`` as in EngineConfig.
+
+    ValueError for an unknown architecture, or a checkpoint that does not fit.
+    """
     if config.architecture not in _MODELS:
         raise ValueError(
             f"architecture {config.architecture!r} is not supported; "
             f"supported: {', '.join(sorted(_MODELS))}"
         )
     model = _MODELS[config.architecture](config, max_model_len, dtype, device)
-    load_weights(directory, model.targets(), model.ignored, progress)
+    if load_format == "dummy":
+        fill_dummy_weights(model.targets(), progress)
+    else:
+        load_weights(directory, model.targets(), model.ignored, progress)
     return model

@@ -1,4 +1,4 @@
-"""Filling a model's memory from a checkpoint's safetensors files.
+"""Filling a model's memory from a checkpoint's safetensors files, or with random numbers.
 
 Knows file layout (one file, or shards with or without an index) and nothing of any architecture:
 a model says which tensor fills which view. Only safetensors are read: other formats run code.
@@ -44,6 +44,22 @@ def load_weights(
             f"checkpoint {directory.name} does not fit the model: "
             f"missing {_sample(missing)}, unexpected {_sample(unexpected)}"
         )
+
+
+def fill_dummy_weights(
+    targets: dict[str, torch.Tensor], progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Random weights on the targets' own device, the same for the same shapes and device: norms of
+    one, everything else small enough that activations stay finite through many layers."""
+    device = next(iter(targets.values())).device
+    generator = torch.Generator(device).manual_seed(0)
+    for done, (name, target) in enumerate(targets.items(), start=1):
+        if name.endswith("norm.weight"):
+            target.fill_(1.0)
+        else:
+            target.normal_(std=0.02, generator=generator)
+        if progress is not None:
+            progress(done, len(targets))
 
 
 def _fill(target: torch.Tensor, tensor: torch.Tensor, name: str) -> None:

@@ -69,7 +69,8 @@ class ModelRunner:
         self._config, self._model_config, self._dtype = config, model_config, dtype
         self._block_size = config.block_size
         self._model = load_model(
-            model_config, directory, max_model_len, dtype, self.device, progress
+            *(model_config, directory, max_model_len, dtype, self.device, progress),
+            load_format=config.load_format,
         )
         self._states = RequestStates(config.max_num_seqs, max_model_len, self.device)
         max_blocks = -(-max_model_len // config.block_size)
