@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import torch
 
-__all__ = ["HAS_TRITON", "INTERPRETED", "kernels", "runs_kernels"]
+__all__ = ["HAS_TRITON", "INTERPRETED", "kernels", "runs_kernels", "warn_of_compiles"]
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -32,3 +32,9 @@ def runs_kernels(x: torch.Tensor) -> bool:
     if not HAS_TRITON:
         raise RuntimeError("CUDA tensors need triton, which is not installed (pip install triton)")
     return True
+
+
+def warn_of_compiles() -> None:
+    """From now on, log a warning for each kernel that compiles. Called when the engine is warm."""
+    if kernels is not None:
+        kernels.compile_watch.install()

@@ -6,6 +6,7 @@ Launch settings are fixed tables, so that no request ever waits for a tuner.
 """
 
 from pagestream_kernels.triton import (
+    compile_watch,
     input_prep,
     paged_attention,
     rms_norm,
@@ -16,6 +17,7 @@ from pagestream_kernels.triton.device import INTERPRETED
 
 __all__ = [
     "INTERPRETED",
+    "compile_watch",
     "input_prep",
     "paged_attention",
     "rms_norm",

@@ -30,8 +30,25 @@ from pagestream.runner.step_future import StepFuture
 from pagestream.sampling_params import Limits, SamplingParams, validate_prompt
 from pagestream.scheduler.scheduler import QueueFullError, Scheduler
 from pagestream.scheduler.scheduler_output import SchedulerOutput
+from pagestream_kernels.dispatch import warn_of_compiles
 
 _COMPILE_WAIT_S = 0.02
+_WARM_UP = [
+    SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, prefix_cache=False),
+    SamplingParams(
+        temperature=0.9,
+        top_k=10,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        logprobs=2,
+        prompt_logprobs=2,
+        max_tokens=2,
+        ignore_eos=True,
+        prefix_cache=False,
+    ),
+]
 
 
 class LLMEngine:
@@ -166,16 +183,20 @@ class LLMEngine:
             self.abort_request(request_id)
 
     def warm_up(self) -> None:
-        """Run one full-budget prefill and a decode step, so that the first user does not pay for
-        first-touch memory, thread pools and operator caches. Counters start after it."""
-        most = min(self.limits.max_model_len, self._kv.pool_tokens) - 2
+        """Run one full-budget prefill, and beside its decode steps a request with every control of
+        sampling, so that no user pays for first-touch memory, thread pools, operator caches and
+        compilations. Counters start after it; kernels that compile after it are warned of."""
+        most = min(self.limits.max_model_len, self._kv.pool_tokens) - 3
         length = max(1, min(self.config.max_num_batched_tokens, most))
-        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prefix_cache=False)
-        self.add_request("warm-up", [0] * length, params)
+        for index, params in enumerate(_WARM_UP):
+            self.add_request(f"warm-up {index}", [0] * length, params)
+            self.step()
+            length = 1
         while self.has_unfinished_requests():
             self.step()
         self._generated_tokens = self._step_batch_size = 0
-        self._scheduler.num_prefix_queries = 0
+        self._scheduler.num_prefix_queries = self._scheduler.num_preemptions = 0
+        warn_of_compiles()
         if isinstance(self._scheduler, TracedScheduler):
             self._scheduler.restart_trace()
 
