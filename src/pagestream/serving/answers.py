@@ -109,13 +109,20 @@ class AnswerState:
             rows = json.loads(chunk.logprobs)[: delta.num_tokens]
             self.logprobs += rows
             self.cum_log_prob += sum(row[1] for row in rows)
-        self.stop_reason = chunk.stop_reason
+        self.stop_reason = self._special_stop(chunk) or chunk.stop_reason
         if delta.stop is None and chunk.finish_reason is not None:
             delta = self.decoder.finish()
             self._add_text(delta.text)
         if delta.stop is not None:
             self.stop = self.stop_reason = delta.stop
         return delta.stop is not None and chunk.finish_reason is None
+
+    def _special_stop(self, chunk: Chunk) -> str | None:
+        """The stop string that is the special token at the end. The engine knows its id only,
+        which preprocessing has put among the stop tokens."""
+        last = chunk.token_ids[-1] if chunk.finish_reason == "stop" and chunk.token_ids else -1
+        text = self.token_bytes.text(last) if last in self.token_bytes.special_ids else ""
+        return text if text in self.params["stop"] else None
 
     def partial(self) -> Answer | None:
         """What a chunk in the middle of the answer makes known, if anything."""
