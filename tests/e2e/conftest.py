@@ -36,14 +36,13 @@ def tokenizer(model):
 
 @pytest.fixture(scope="session")
 def scripts(tmp_path_factory) -> Iterator[dict[str, ScriptService]]:
-    """By tokenizer family. They answer after every token, so that each response is one token's."""
+    """By tokenizer family. They answer after every token, and no earlier on a busy machine."""
     directories = {family: tmp_path_factory.mktemp(family) for family in (BYTE_LEVEL, METASPACE)}
     models = {family: demand_chains.write(family, path) for family, path in directories.items()}
 
     def start(model: ScriptModel) -> ScriptService:
-        server = start_server(
-            str(model.directory), stream_interval_ms=0, max_num_seqs=64, num_blocks=512
-        )
+        intervals = {"stream_interval_ms": 0, "heartbeat_interval_ms": 5000}
+        server = start_server(str(model.directory), max_num_seqs=64, num_blocks=512, **intervals)
         return ScriptService(server, model)
 
     # A server ends with the thread that started it: these last until the pool is shut down.

@@ -61,6 +61,12 @@ class RawRequest:
 _DTYPES = {bool: np.bool_, int: np.int32, float: np.float32, str: np.object_}
 
 
+def text_of(result: InferResult) -> str:
+    """Of a response with one answer."""
+    (text,) = result.as_numpy("text_output").tolist()
+    return str(text.decode())
+
+
 def is_final(result: InferResult) -> bool:
     return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
@@ -152,6 +158,15 @@ class ScriptService(Service):
         if ensemble == "vllm":
             return {**prompt, "sampling_parameters": options}
         return {**prompt, **options}
+
+    def raw(
+        self, name: str, ensemble: str, *, stream: bool, request_id: str = "", **options: Any
+    ) -> RawRequest:
+        """A request with what the ensemble's responses have when nothing is said about it."""
+        values = {**self.inputs(name, ensemble, options), "stream": stream}
+        if "sampling_parameters" in values:
+            values["sampling_parameters"] = json.dumps(values["sampling_parameters"])
+        return RawRequest(ensemble, values, request_id)
 
     def ask(
         self, name: str, ensemble: str = "ensemble", *, stream: bool, **options: Any
