@@ -14,6 +14,7 @@ from pagestream_kernels.input_prep import (
     prepare_inputs,
     staged_write,
 )
+from pagestream_kernels.int8_linear import Int8Weight, int8_linear, quantize_int8
 from pagestream_kernels.paged_attention import AttentionMetadata, paged_attention, plan_attention
 from pagestream_kernels.rms_norm import fused_add_rms_norm, rms_norm
 from pagestream_kernels.rope_kv_write import rope_kv_write, rope_table
@@ -29,6 +30,7 @@ from pagestream_kernels.silu_and_mul import gelu_tanh_and_mul, silu_and_mul
 
 __all__ = [
     "AttentionMetadata",
+    "Int8Weight",
     "LogitsRows",
     "Logprobs",
     "PreparedInputs",
@@ -41,9 +43,11 @@ __all__ = [
     "gather_logprobs",
     "gelu_tanh_and_mul",
     "gumbel_argmax",
+    "int8_linear",
     "paged_attention",
     "plan_attention",
     "prepare_inputs",
+    "quantize_int8",
     "rms_norm",
     "rope_kv_write",
     "rope_table",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from pagestream_kernels import reference
+from pagestream_kernels.cpu import rope_kv_write as cpu
 from pagestream_kernels.dispatch import kernels, runs_kernels
 
 
@@ -63,5 +63,5 @@ def rope_kv_write(
 
     Returns [num_tokens, num_heads, head_dim], a new tensor of q's dtype.
     """
-    run = kernels.rope_kv_write.rope_kv_write if runs_kernels(q) else reference.rope_kv_write
+    run = kernels.rope_kv_write.rope_kv_write if runs_kernels(q) else cpu.rope_kv_write
     return run(q, k, v, rope, positions, k_cache, v_cache, slot_mapping, q_norm, k_norm, eps)

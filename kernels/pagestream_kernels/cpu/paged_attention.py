@@ -1,16 +1,20 @@
-"""Paged attention on CPU: torch's fused attention over gathered keys and values.
+"""Paged attention on CPU: torch's fused attention over gathered keys and values, and native.cpp.
 
-Decode rows of similar length share one call; each prefill is its own. Positions past a request's
-end are filled from its own first slot, which is always written, and masked: an unowned slot is
-never read, so whatever it holds cannot leak (0 * NaN is NaN).
+Each prefill is one call of torch's. Requests of one query token are native.cpp's, which reads their
+blocks where they lie; without it, those of similar length share one call of torch's. Positions past
+a request's end are then filled from its own first slot, which is always written, and masked: an
+unowned slot is never read, so whatever it holds cannot leak (0 * NaN is NaN).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
+
+from pagestream_kernels.cpu import native
 
 _PADDING_LIMIT = 1.5
 """Rows share a call while the longest is at most this many times the shortest."""
@@ -35,7 +39,43 @@ class DecodeGroup:
     mask: torch.Tensor  # bool [group_size, 1, 1, max_seq_len]
 
 
-Plan = list[Prefill | DecodeGroup]
+@dataclass(frozen=True)
+class Decodes:
+    """All requests with one query token each."""
+
+    rows: torch.Tensor  # int64 [num_decodes], flat token rows
+    seq_lens: torch.Tensor  # int64 [num_decodes]
+    block_tables: torch.Tensor  # int32 [num_decodes, width]
+    block_size: int
+
+    @cached_property
+    def groups(self) -> list[DecodeGroup]:
+        """By similar length."""
+        lengths, rows = self.seq_lens.tolist(), self.rows.tolist()
+        order = sorted(range(len(rows)), key=lengths.__getitem__)
+        groups = []
+        while order:
+            shortest = lengths[order[0]]
+            size = sum(lengths[index] <= shortest * _PADDING_LIMIT for index in order)
+            groups.append(self._group(order[:size], rows, lengths))
+            order = order[size:]
+        return groups
+
+    def _group(self, chosen: list[int], rows: list[int], lengths: list[int]) -> DecodeGroup:
+        seq_lens = self.seq_lens[chosen][:, None]
+        positions = torch.arange(lengths[chosen[-1]])[None, :]
+        mask = positions < seq_lens  # [group_size, max_seq_len]
+        positions = positions * mask
+        blocks = self.block_tables[chosen].gather(1, positions // self.block_size).long()
+        slots = blocks * self.block_size + positions % self.block_size
+        flat_rows = torch.tensor([rows[index] for index in chosen])
+        return DecodeGroup(flat_rows, slots.flatten(), mask[:, None, None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    prefills: list[Prefill]
+    decodes: Decodes | None
 
 
 def make_plan(
@@ -45,21 +85,21 @@ def make_plan(
     block_size: int,
 ) -> Plan:
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
-    plan: Plan = []
-    decodes: list[int] = []
+    prefills, decodes = [], []
     for row, seq_len in enumerate(lengths):
         query_len = starts[row + 1] - starts[row]
         if query_len == 1:
             decodes.append(row)
         elif query_len > 1:
-            plan.append(_prefill(starts[row], query_len, seq_len, block_tables[row], block_size))
-    decodes.sort(key=lengths.__getitem__)
-    while decodes:
-        shortest = lengths[decodes[0]]
-        size = sum(lengths[row] <= shortest * _PADDING_LIMIT for row in decodes)
-        plan.append(_decode_group(decodes[:size], starts, lengths, block_tables, block_size))
-        decodes = decodes[size:]
-    return plan
+            prefills.append(
+                _prefill(starts[row], query_len, seq_len, block_tables[row], block_size)
+            )
+    if not decodes:
+        return Plan(prefills, None)
+    rows = torch.tensor([starts[row] for row in decodes])
+    if len(decodes) < len(lengths):
+        seq_lens, block_tables = seq_lens[decodes], block_tables[decodes]
+    return Plan(prefills, Decodes(rows, seq_lens.long(), block_tables, block_size))
 
 
 def _prefill(
@@ -73,33 +113,24 @@ def _prefill(
     return Prefill(start, start + query_len, slots, mask)
 
 
-def _decode_group(
-    rows: list[int],
-    starts: list[int],
-    lengths: list[int],
-    block_tables: torch.Tensor,
-    block_size: int,
-) -> DecodeGroup:
-    seq_lens = torch.tensor([lengths[row] for row in rows])[:, None]
-    positions = torch.arange(lengths[rows[-1]])[None, :]
-    mask = positions < seq_lens  # [group_size, max_seq_len]
-    positions = positions * mask
-    blocks = block_tables[rows].gather(1, positions // block_size).long()
-    slots = blocks * block_size + positions % block_size
-    flat_rows = torch.tensor([starts[row] for row in rows])
-    return DecodeGroup(flat_rows, slots.flatten(), mask[:, None, None, :])
-
-
 def paged_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Plan, scale: float
 ) -> torch.Tensor:
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # [num_slots, kv_heads, head_dim]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    for part in plan:
-        if isinstance(part, Prefill):
-            out[part.start : part.end] = _attend_prefill(q, keys, values, part, scale)
-        else:
-            out[part.rows] = _attend_decode(q, keys, values, part, scale)
+    for prefill in plan.prefills:
+        out[prefill.start : prefill.end] = _attend_prefill(q, keys, values, prefill, scale)
+    decodes = plan.decodes
+    if decodes is None:
+        return out
+    if native.takes(q, k_cache, v_cache):
+        native.decode_attention(
+            *(q, k_cache, v_cache, out, decodes.rows, decodes.seq_lens, decodes.block_tables),
+            scale,
+        )
+        return out
+    for group in decodes.groups:
+        out[group.rows] = _attend_decode(q, keys, values, group, scale)
     return out
 
 
