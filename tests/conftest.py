@@ -12,6 +12,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 
 
+def pytest_collection_modifyitems(items):
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in on_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     from pagestream.model_store import DEFAULT_MODEL, resolve_model

@@ -65,8 +65,12 @@ def check(engine):
         {"max_num_batched_tokens": 512},
         pytest.param({"max_num_batched_tokens": 16}, marks=pytest.mark.long),
         {"num_blocks": 60, "block_size": 16, "max_num_batched_tokens": 256},
+        pytest.param({"device": "cuda", "dtype": "float32"}, marks=pytest.mark.gpu),
+        pytest.param(
+            {"device": "cuda", "dtype": "float32", "enforce_eager": True}, marks=pytest.mark.gpu
+        ),
     ],
-    ids=["budget-512", "budget-16", "few-blocks"],
+    ids=["budget-512", "budget-16", "few-blocks", "cuda", "cuda-eager"],
 )
 def test_ids_equal_the_reference(smollm2, options):
     engine = LLMEngine(EngineConfig(str(smollm2), **options))

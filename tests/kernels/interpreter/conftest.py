@@ -1,7 +1,8 @@
-"""Runs these tests in Triton's interpreter, or skips them visibly.
+"""Runs these tests in Triton's interpreter, on a GPU if there is one, or skips them visibly.
 
 Whether kernels are interpreted is fixed when they are defined, so it takes a process of its own:
-``make kernels-interpret``, which sets TRITON_INTERPRET=1.
+``make kernels-interpret``, which sets TRITON_INTERPRET=1. Tests name no device: tensors are made on
+torch's default one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from pagestream_kernels.dispatch import HAS_TRITON, INTERPRETED
 
+ON_GPU = not INTERPRETED and torch.cuda.is_available()
 if INTERPRETED:
     import bf16_interpreter
 
@@ -27,12 +29,22 @@ _SCALARS = pytest.mark.filterwarnings(
 
 
 def pytest_collection_modifyitems(items):
-    reason = "needs TRITON_INTERPRET=1: make kernels-interpret"
+    reason = "needs a GPU, or TRITON_INTERPRET=1: make kernels-interpret"
     if not HAS_TRITON:
         reason = "triton is not installed"
+    mark = pytest.mark.gpu if ON_GPU and HAS_TRITON else pytest.mark.skip(reason=reason)
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(_SCALARS if INTERPRETED else pytest.mark.skip(reason=reason))
+            item.add_marker(_SCALARS if INTERPRETED else mark)
+
+
+@pytest.fixture(autouse=True)
+def _default_device():
+    if ON_GPU:
+        torch.set_default_device("cuda")
+    yield
+    if ON_GPU:
+        torch.set_default_device(None)
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,6 @@ from pagestream_kernels import (
 )
 from pagestream_kernels.dispatch import kernels
 
-CPU = torch.device("cpu")
-
 
 def assert_same(actual, expected):
     for field, value in zip(dataclasses.fields(actual), expected, strict=True):
@@ -64,7 +62,8 @@ def test_prepare_inputs(query_lens, advance, block_size):
     assert_same(actual, expected)
     assert computed.equal(of_twin)
 
-    out = PreparedInputs.empty(num_tokens + 7, len(query_lens) + 3, CPU)
+    device = torch.get_default_device()
+    out = PreparedInputs.empty(num_tokens + 7, len(query_lens) + 3, device)
     padded = prepare_inputs(*arguments, again, tables, block_size, advance=advance, out=out)
     assert padded is out
     pads = [(0, 7), (0, 7), (-1, 7), (num_tokens, 3), (0, 3)]

@@ -32,7 +32,7 @@ def test_rope_kv_write(num_tokens, kv_heads, group, head_dim, with_norm, dtype):
     qkv = torch.randn(num_tokens, num_heads + 2 * kv_heads, head_dim).to(dtype)
     q, k, v = qkv.split([num_heads, kv_heads, kv_heads], dim=1)
     q_norm, k_norm = torch.randn(2, head_dim).to(dtype) if with_norm else (None, None)
-    rope = rope_table(512, head_dim, 10000.0, torch.device("cpu"))
+    rope = rope_table(512, head_dim, 10000.0, torch.get_default_device())
     positions = torch.randint(0, 512, (num_tokens,))
     slots = torch.randperm(4 * BLOCK_SIZE)[:num_tokens]
     slots[::3] = -1
@@ -58,7 +58,7 @@ def test_slots_past_2_to_the_31_elements():
     cache = huge_cache(BLOCK_SIZE, kv_heads, head_dim)
     last = cache.shape[0] * BLOCK_SIZE - 1
     x = torch.randn(1, kv_heads, head_dim).half()
-    rope = rope_table(1, head_dim, 10000.0, torch.device("cpu"))  # position 0 does not turn
+    rope = rope_table(1, head_dim, 10000.0, torch.get_default_device())  # position 0 does not turn
     zero = torch.tensor([0])
     rope_kv_write(x, x, x, rope, zero, cache, cache, torch.tensor([last]))
     assert cache[-1, -1].equal(x[0])
