@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 BLOCK_SIZES = (16, 32, 64)
 OVERLAP_SCHEDULING = ("auto", "on", "off")
@@ -33,6 +34,8 @@ class EngineConfig:
     load_format: str = "auto"
     """auto: the checkpoint's safetensors; dummy: random weights of the config's shapes, made on the
     device from a fixed seed, to measure speed without a checkpoint."""
+    quantization: str = "none"
+    """int8: matrices of 8 bits with a scale for every 32 weights, made at load time (CPU only)."""
     max_model_len: int | None = None
     """Most tokens of prompt plus output; None: the checkpoint's max_position_embeddings."""
     block_size: int = 64
@@ -82,6 +85,7 @@ class EngineConfig:
         _check_choice("device", self.device, DEVICES)
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_choice("quantization", self.quantization, QUANTIZATIONS)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
         _check_choice("overlap_scheduling", self.overlap_scheduling, OVERLAP_SCHEDULING)
         if not 0 < self.gpu_memory_utilization <= 1:

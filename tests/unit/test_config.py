@@ -29,6 +29,7 @@ def test_unknown_key_names_itself_and_the_known_ones():
         ("device", "tpu"),
         ("dtype", "int8"),
         ("load_format", "pickle"),
+        ("quantization", "int3"),
         ("model", ""),
         ("model", None),
         ("max_model_len", "8192"),

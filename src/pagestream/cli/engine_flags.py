@@ -22,6 +22,7 @@ HELP = {
     "model": "Checkpoint directory, pulled model or hub id.",
     "device": "auto, cpu or cuda.",
     "dtype": "auto (float32 on CPU, the checkpoint's on CUDA), float32, bfloat16 or float16.",
+    "quantization": "none, or int8: 8-bit matrices made at load time (CPU).",
     "load_format": "auto (the checkpoint's weights), or dummy: random ones, to measure speed.",
     "max_model_len": "Most tokens of prompt plus output. (default: what the checkpoint allows)",
     "block_size": "Tokens per KV-cache block: 16, 32 or 64.",

@@ -63,7 +63,14 @@ class LlamaForCausalLM:
         ]
         self._norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
         self._tied = config.tie_word_embeddings
-        self._head = self._embedding if self._tied else torch.empty_like(self._embedding)
+        self._head = Linear(
+            config.hidden_size,
+            {"lm_head": config.vocab_size},
+            bias=False,
+            dtype=dtype,
+            device=device,
+            weight=self._embedding if self._tied else None,
+        )
         self._rope = rope_table_of(config, max_model_len, device)
 
     def targets(self) -> dict[str, torch.Tensor]:
@@ -71,7 +78,7 @@ class LlamaForCausalLM:
         for index, layer in enumerate(self._layers):
             targets.update(layer.targets(f"model.layers.{index}."))
         if not self._tied:
-            targets["lm_head.weight"] = self._head
+            targets |= self._head.targets("")
         return targets
 
     def ignored(self, name: str) -> bool:
@@ -102,4 +109,12 @@ class LlamaForCausalLM:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_rows, hidden_size] -> [num_rows, vocab_size]."""
-        return F.linear(hidden, self._head)
+        return self._head(hidden)
+
+    def quantize(self) -> None:
+        """Turn all matrices but the embedding into 8-bit ones, once the weights are loaded."""
+        linears = [self._head]
+        for layer in self._layers:
+            linears += [layer.attention.qkv, layer.attention.output, layer.gate_up, layer.down]
+        for linear in linears:
+            linear.quantize()

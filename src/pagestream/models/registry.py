@@ -31,8 +31,9 @@ def load_model(
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
     load_format: str = "auto",
+    quantization: str = "none",
 ) -> Model:
-    """Build the model and fill its weights; ``load_format`` as in EngineConfig.
+    """Build the model and fill its weights; ``load_format``, ``quantization`` as in EngineConfig.
 
     ValueError for an unknown architecture, or a checkpoint that does not fit.
     """
@@ -46,4 +47,6 @@ def load_model(
         fill_dummy_weights(model.targets(), progress)
     else:
         load_weights(directory, model.targets(), model.ignored, progress)
+    if quantization == "int8":
+        model.quantize()
     return model

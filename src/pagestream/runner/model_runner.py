@@ -62,6 +62,11 @@ class ModelRunner:
     ) -> None:
         self.device = resolve_device(config.device)
         dtype = resolve_dtype(config.dtype, model_config, self.device)
+        if config.quantization == "int8" and (self.device.type, dtype) != ("cpu", torch.float32):
+            raise ValueError(
+                f"quantization int8 is for CPU and float32, got device {self.device.type} and "
+                f"{str(dtype).removeprefix('torch.')}"
+            )
         if self.device.type == "cpu":
             torch.set_num_threads(config.num_threads or _physical_cores())
         elif recorder is None and not config.enforce_eager:
@@ -71,6 +76,7 @@ class ModelRunner:
         self._model = load_model(
             *(model_config, directory, max_model_len, dtype, self.device, progress),
             load_format=config.load_format,
+            quantization=config.quantization,
         )
         self._states = RequestStates(config.max_num_seqs, max_model_len, self.device)
         max_blocks = -(-max_model_len // config.block_size)

@@ -65,7 +65,8 @@ class SpecialTokenGuard:
         return ids + self._encode_plain(text[done:], hidden, is_first=done == 0)
 
     def _is_spelled(self, token_id: int, text: str) -> bool:
-        """Whether the id is a special token that the text spells; an unknown character becomes <unk>."""
+        """Whether the id is a special token that the text spells: unknown characters become <unk>
+        without spelling it."""
         if token_id not in self._contents:
             return False
         is_unknown = token_id == self._tokenizer.unk_token_id
