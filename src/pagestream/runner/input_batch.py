@@ -76,8 +76,10 @@ def build_input_batch(
         attention=plan_attention(
             prepared.query_start_loc,
             prepared.seq_lens,
-            tables.block_tables[idx_mapping],
+            tables.block_tables,
             block_size,
+            idx_mapping=idx_mapping,
+            max_query_len=max(query_lens),
         ),
         idx_mapping=idx_mapping,
         query_lens=query_lens_tensor,

@@ -173,7 +173,12 @@ class ModelRunner:
             self._block_size,
         )
         attention = plan_attention(
-            prepared.query_start_loc, prepared.seq_lens, tables[idx_mapping], self._block_size
+            prepared.query_start_loc,
+            prepared.seq_lens,
+            tables,
+            self._block_size,
+            idx_mapping=idx_mapping,
+            max_query_len=1,
         )
         hidden = self._model.forward(
             prepared.input_ids,
