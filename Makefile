@@ -53,12 +53,14 @@ check-python:
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory check-python
-	@echo '[1/3] Virtual environment in $(VENV) from $(PYTHON)'
+	@echo '[1/4] Virtual environment in $(VENV) from $(PYTHON)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo '[2/3] Dependencies (torch is large: minutes on a slow network)'
+	@echo '[2/4] Dependencies (torch is large: minutes on a slow network)'
 	@$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
-	@echo '[3/3] tritonserver and its python backend, from $(PYTRITON)'
+	@echo '[3/4] tritonserver and its python backend, from $(PYTRITON)'
 	@$(BIN)/python -m pip install $(PIP_ARGS) --no-deps $(PYTRITON)
+	@echo '[4/4] CPU ops, if there is a C++ compiler'
+	@$(BIN)/python -c 'import pagestream_kernels.cpu.native'
 	@touch $@
 
 serve: setup
