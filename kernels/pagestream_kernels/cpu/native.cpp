@@ -24,13 +24,6 @@ constexpr int64_t TILE_N = 32;     // outputs of one packed tile
 constexpr float STEPS = 16256.f;   // 127 * 128, on either side of zero: activations have 15 bits
 constexpr float PER_SCALE = 17.f;  // steps of a weight's scale; sixteen levels fall on the grid
 
-inline float dot(const float* a, const float* b, int64_t n) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
-    return sum;
-}
-
 // exp for x <= 0, to 2 ulp: a polynomial that vectorizes (Cephes' expf).
 inline float exp_negative(float x) {
     x = std::max(x, -87.f);
@@ -52,46 +45,58 @@ inline float exp_negative(float x) {
 // Where the keys or values of one request and KV head lie.
 struct Pages {
     const int32_t* table;
-    int64_t block_size, block_stride, slot_stride, head_offset;
+    int64_t block_size, block_stride, slot_stride, head_offset, length;
 
-    const float* at(const float* cache, int64_t t) const {
-        return cache + table[t / block_size] * block_stride + t % block_size * slot_stride +
-               head_offset;
+    // Calls visit(first token of a page, the page's rows, their number) in order.
+    template <typename Visit>
+    void each(const float* cache, Visit visit) const {
+        for (int64_t start = 0; start < length; start += block_size)
+            visit(start, cache + table[start / block_size] * block_stride + head_offset,
+                  std::min(block_size, length - start));
     }
 };
 
-// The query heads of one KV head: answer [group, d]; weights has room for [group, length].
-void attend(const float* query, const float* k_cache, const float* v_cache, const Pages& pages,
-            float* answer, float* weights, int64_t length, int64_t group, int64_t d, float scale) {
-    std::fill(answer, answer + group * d, 0.f);
-    if (length == 0) return;
-    for (int64_t t = 0; t < length; t++) {
-        const float* key = pages.at(k_cache, t);
-        for (int64_t g = 0; g < group; g++)
-            weights[g * length + t] = scale * dot(query + g * d, key, d);
-    }
-    for (int64_t g = 0; g < group; g++) {
-        float* w = weights + g * length;
-        const float most = *std::max_element(w, w + length);
-        float total = 0;
+// Turns scores into weights that sum to one.
+void softmax(float* w, int64_t length) {
+    float most = -INFINITY, total = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t t = 0; t < length; t++) most = std::max(most, w[t]);
 #pragma omp simd reduction(+ : total)
-        for (int64_t t = 0; t < length; t++) {
-            w[t] = exp_negative(w[t] - most);
-            total += w[t];
-        }
-        const float inverse = 1.f / total;
-#pragma omp simd
-        for (int64_t t = 0; t < length; t++) w[t] *= inverse;
-    }
     for (int64_t t = 0; t < length; t++) {
-        const float* value = pages.at(v_cache, t);
-        for (int64_t g = 0; g < group; g++) {
-            const float w = weights[g * length + t];
-            float* sum = answer + g * d;
-#pragma omp simd
-            for (int64_t j = 0; j < d; j++) sum[j] += w * value[j];
-        }
+        w[t] = exp_negative(w[t] - most);
+        total += w[t];
     }
+    const float inverse = 1.f / total;
+#pragma omp simd
+    for (int64_t t = 0; t < length; t++) w[t] *= inverse;
+}
+
+// One query head: answer [d]; weights has room for the length. D is d where the compiler is to know
+// it, so that a head stays in registers, and 0 for other sizes.
+template <int D>
+void attend(const float* query, const float* k_cache, const float* v_cache, const Pages& pages,
+            float* answer, float* weights, int64_t size, float scale) {
+    const int64_t d = D ? D : size;
+    pages.each(k_cache, [&](int64_t start, const float* key, int64_t count) {
+        for (int64_t t = 0; t < count; t++, key += pages.slot_stride) {
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t j = 0; j < d; j++) sum += query[j] * key[j];
+            weights[start + t] = scale * sum;
+        }
+    });
+    softmax(weights, pages.length);
+    float local[D ? D : 1];
+    float* total = D ? local : answer;
+    std::fill(total, total + d, 0.f);
+    pages.each(v_cache, [&](int64_t start, const float* value, int64_t count) {
+        for (int64_t t = 0; t < count; t++, value += pages.slot_stride) {
+            const float w = weights[start + t];
+#pragma omp simd
+            for (int64_t j = 0; j < d; j++) total[j] += w * value[j];
+        }
+    });
+    if (D) std::copy(total, total + d, answer);
 }
 
 struct Quantized {
@@ -228,18 +233,21 @@ void pagestream_decode_attention(const float* q, const float* k_cache, const flo
                                  const int32_t* tables, int64_t num_rows, int64_t table_stride,
                                  int64_t block_size, int64_t kv_heads, int64_t group, int64_t d,
                                  int64_t q_stride, int64_t block_stride, float scale) {
+    const auto one_head = d == 64 ? attend<64> : d == 128 ? attend<128> : attend<0>;
+    // The heads of a request lie side by side in memory, so that one thread should read them all.
+    const int64_t chunk = num_rows >= 4 ? kv_heads : 1;
 #pragma omp parallel
     {
         std::vector<float> weights;
-#pragma omp for collapse(2) schedule(dynamic)
+#pragma omp for collapse(2) schedule(dynamic, chunk)
         for (int64_t i = 0; i < num_rows; i++) {
-            for (int64_t head = 0; head < kv_heads; head++) {
-                const Pages pages{tables + i * table_stride, block_size, block_stride,
-                                  kv_heads * d,              head * d};
-                weights.resize(group * seq_lens[i]);
-                attend(q + rows[i] * q_stride + head * group * d, k_cache, v_cache, pages,
-                       out + (rows[i] * kv_heads + head) * group * d, weights.data(), seq_lens[i],
-                       group, d, scale);
+            for (int64_t kv_head = 0; kv_head < kv_heads; kv_head++) {
+                const Pages pages{tables + i * table_stride, block_size,  block_stride,
+                                  kv_heads * d,              kv_head * d, seq_lens[i]};
+                weights.resize(pages.length);
+                for (int64_t g = kv_head * group; g < (kv_head + 1) * group; g++)
+                    one_head(q + rows[i] * q_stride + g * d, k_cache, v_cache, pages,
+                             out + (rows[i] * kv_heads * group + g) * d, weights.data(), d, scale);
             }
         }
     }
