@@ -14,7 +14,7 @@ PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check-python serve demo golden test test-long equivalence bench-host \
-  bench-text perf-analyzer check clean
+  bench-text bench-gpu perf-analyzer check clean
 
 help:
 	@echo 'make setup        virtual environment in $(VENV), dependencies, tritonserver, the model'
@@ -26,6 +26,7 @@ help:
 	@echo 'make equivalence  the same tokens under every schedule: the full product (15 minutes)'
 	@echo 'make bench-host   what scheduling costs on the host, without a model'
 	@echo 'make bench-text   what moving text costs, through tritonserver, without a model'
+	@echo 'make bench-gpu    kernels and engine on a GPU, in under 8 minutes; ARGS="--smoke" without'
 	@echo 'make perf-analyzer streams, then random data, from the load generator of tritonserver'
 	@echo 'make check        lint, format, types, import rules, sizes'
 	@echo 'make clean        remove $(VENV) and caches; pulled models stay in ~/.cache/pagestream'
@@ -86,6 +87,9 @@ bench-host: $(INSTALLED)
 
 bench-text: setup
 	@$(BIN)/python benchmarks/text_path.py $(ARGS)
+
+bench-gpu: $(INSTALLED)
+	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 perf-analyzer: setup
 	@$(BIN)/python benchmarks/perf_analyzer.py $(ARGS)
