@@ -213,15 +213,15 @@ def paged_attention(
     out = q.new_empty(q.shape)
     lengths = (query_start_loc, seq_lens, block_tables, idx_mapping)
     scoring = (scale if soft_cap else scale * math.log2(math.e), soft_cap or None, window)
-    if not fits_decode(group, max_query_len):
-        settings = prefill_settings(*key)
+    if not fits_decode(group, max_query_len, q.element_size()):
+        settings = prefill_settings(*key, group)
         grid = (len(q) // (settings["ROWS"] // group) + num_reqs, kv_heads, 1)
         max_query_len = decode_rows(group, 1) // group  # of those left to a decode launch
         shortest = max_query_len + 1 if num_reqs > 1 else 1
         _launch(grid, q, k_cache, v_cache, (out, None, None), lengths, shortest, scoring, settings)
         if num_reqs == 1:
             return out
-    settings = decode_settings(*key) | {"ROWS": decode_rows(group, max_query_len)}
+    settings = decode_settings(*key, decode_rows(group, max_query_len))
     max_tiles = block_tables.shape[1] * page // settings["TILE"]
     splits = num_splits(num_reqs * kv_heads, device.num_sms, max_tiles)
     grid = (num_reqs, kv_heads, splits)

@@ -46,6 +46,8 @@ class Compiled:
     """Asynchronous copies from global memory of 16 bytes a thread."""
     narrow_copies: int
     wide_loads: int
+    """Other loads from global memory of 16 bytes a thread."""
+    narrow_loads: int
     mma: int
     """Tensor-core instructions, of a warp."""
     warpgroup_mma: int
@@ -123,6 +125,7 @@ def _examine(kernel) -> Compiled:
         wide_copies=len(wide) + len(re.findall(r"\bUTMALDG\b", sass)),
         narrow_copies=len(copies) - len(wide),
         wide_loads=sum(".128" in load for load in loads),
+        narrow_loads=sum(".128" not in load for load in loads),
         mma=len(re.findall(r"\bHMMA\b", sass)),
         warpgroup_mma=len(re.findall(r"\b(?:HGMMA|UTCHMMA)\b", sass)),
         stages=max((int(depth) for depth in _DEPTH.findall(kernel.asm["ttgir"])), default=0),

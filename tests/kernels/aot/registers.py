@@ -1,0 +1,43 @@
+"""How many registers each kernel had when last looked at, by Triton's minor version."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import shipped
+import triton
+from compile_kernels import Compiled
+
+MAX_GROWTH = 1.2
+_FILE = Path(__file__).with_name("registers.json")
+
+
+class Registers:
+    """``registers.json``: version -> configuration -> kernel -> registers by capability."""
+
+    def __init__(self, *, rewrite: bool) -> None:
+        self._version = ".".join(triton.__version__.split(".")[:2])
+        self._rewrite = rewrite
+        self._all = json.loads(_FILE.read_text()) if _FILE.exists() else {}
+        self._known = self._all.setdefault(self._version, {})
+        if not self._known and not rewrite:
+            known = ", ".join(sorted(set(self._all) - {self._version}))
+            raise LookupError(
+                f"registers.json has Triton {known}, not {self._version}: "
+                "make kernels-aot ARGS=--rewrite-registers, and look at what it changes"
+            )
+
+    def known(self, capability: int, name: str, kernel: Compiled) -> int:
+        """LookupError where there are none yet."""
+        if self._rewrite:
+            kernels = self._known.setdefault(name, {})
+            kernels.setdefault(kernel.name, {})[f"sm_{capability}"] = kernel.registers
+        return self._known[name][kernel.name][f"sm_{capability}"]
+
+    def save(self) -> None:
+        if self._rewrite:
+            self._all[self._version] = {
+                name: kernels for name, kernels in self._known.items() if name in shipped.BY_NAME
+            }
+            _FILE.write_text(json.dumps(self._all, indent=1, sort_keys=True) + "\n")
