@@ -26,6 +26,8 @@ help:
 	@echo 'make equivalence  the same tokens under every schedule: the full product (15 minutes)'
 	@echo 'make bench-host   what scheduling costs on the host, without a model'
 	@echo 'make bench-text   what moving text costs, through tritonserver, without a model'
+	@echo 'make bench-cpu    tokens per second on this CPU, offline and served, float32 and int8'
+	@echo 'make bench-peers  the same workload through other engines, those that ARGS name'
 	@echo 'make bench-gpu    kernels and engine on a GPU, in under 8 minutes; ARGS="--smoke" without'
 	@echo 'make perf-analyzer streams, then random data, from the load generator of tritonserver'
 	@echo 'make check        lint, format, types, import rules, sizes'
@@ -87,6 +89,12 @@ bench-host: $(INSTALLED)
 
 bench-text: setup
 	@$(BIN)/python benchmarks/text_path.py $(ARGS)
+
+bench-cpu: setup
+	@$(BIN)/python benchmarks/cpu.py $(ARGS)
+
+bench-peers: setup
+	@$(BIN)/python benchmarks/peers/peers.py $(ARGS)
 
 bench-gpu: $(INSTALLED)
 	@$(BIN)/python benchmarks/gpu.py $(ARGS)
