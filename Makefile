@@ -14,7 +14,7 @@ PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check-python serve demo golden test test-long equivalence bench-host \
-  bench-text bench-gpu perf-analyzer check clean
+  bench-text bench-cpu bench-peers bench-gpu perf-analyzer check clean
 
 help:
 	@echo 'make setup        virtual environment in $(VENV), dependencies, tritonserver, the model'
