@@ -75,13 +75,14 @@ def test_padded_rows_are_nobodys():
 
     def run(rows):
         seen.append(rows.tolist())
-        return torch.zeros(len(rows), 4)
+        return torch.zeros(len(rows), 4), rows + 100
 
     graphs = DecodeGraphs([1, 4], run, 9, torch.device("cpu"), DirectRecorder())
     graphs.record()
     assert seen == [[9, 9, 9, 9], [9]]  # the largest first
-    logits, rows = graphs.replay([2, 7])
+    logits, positions, rows = graphs.replay([2, 7])
     assert seen[-1] == [2, 7, 9, 9]
+    assert positions.tolist() == [102, 107]
     assert rows.tolist() == [2, 7]
     assert logits.shape == (2, 4)
     graphs.replay([3])

@@ -38,19 +38,19 @@ class Bench:
         self.outputs = torch.randint(0, VOCAB, (num_rows, 9))
         self.token_ids = torch.cat((self.prompts, self.outputs), 1)
         self.states = SamplingStates(num_rows, MODEL, torch.device("cpu"))
-        for row in range(num_rows):
-            self.states.add(
-                row,
-                NewRequest(
-                    request_id=str(row),
-                    token_ids=self.token_ids[row].tolist(),
-                    num_prompt_tokens=12,
-                    num_computed_tokens=0,
-                    sampling_params=params,
-                    stop_token_ids=frozenset(stop_token_ids),
-                    seed=row * seed_step,
-                ),
+        requests = [
+            NewRequest(
+                request_id=str(row),
+                token_ids=self.token_ids[row].tolist(),
+                num_prompt_tokens=12,
+                num_computed_tokens=0,
+                sampling_params=params,
+                stop_token_ids=frozenset(stop_token_ids),
+                seed=row * seed_step,
             )
+            for row in range(num_rows)
+        ]
+        self.states.add(list(enumerate(requests)))
         padded = torch.nn.functional.pad(self.token_ids, (0, 3)).to(torch.int32)
         self.rows = RowTokens(list(range(num_rows)), torch.full((num_rows,), 21), padded)
 
@@ -249,7 +249,7 @@ def test_only_rows_that_ask_get_logprobs():
     assert bench.sample().logprobs is None
     other = NewRequest("x", [1, 2], 1, 0, greedy(logprobs=0), frozenset(), 0)
     bench.states.remove(4)
-    bench.states.add(4, other)
+    bench.states.add([(4, other)])
     output = bench.sample()
     assert output.logprob_rows == [4]
     assert output.logprobs.top_ids.shape == (1, 0)

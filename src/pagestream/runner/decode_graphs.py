@@ -15,13 +15,15 @@ import torch
 
 from pagestream_kernels.transfers import to_device
 
-Run = Callable[[torch.Tensor], torch.Tensor]
-"""int64 [num_reqs_padded] state rows -> logits [num_reqs_padded, vocab_size]."""
+Results = tuple[torch.Tensor, torch.Tensor]
+"""Logits [num_reqs, vocab_size], and int64 [num_reqs] positions of the tokens drawn from them."""
+Run = Callable[[torch.Tensor], Results]
+"""int64 [num_reqs_padded] state rows -> results of so many rows."""
 
 
 class Recorder(Protocol):
-    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """(replay, the tensor that each replay fills) of a call that reads fixed memory."""
+    def record(self, run: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
+        """(replay, the tensors that each replay fills) of a call that reads fixed memory."""
         ...
 
 
@@ -31,7 +33,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    def record(self, run: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -46,13 +48,15 @@ class CudaRecorder:
 class DirectRecorder:
     """Where there are no graphs: a replay makes the call again, into the same memory."""
 
-    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        filled = run().clone()
+    def record(self, run: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
+        logits, positions = (result.clone() for result in run())
 
         def replay() -> None:
-            filled.copy_(run())
+            new_logits, new_positions = run()
+            logits.copy_(new_logits)
+            positions.copy_(new_positions)
 
-        return replay, filled
+        return replay, (logits, positions)
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -77,7 +81,7 @@ class DecodeGraphs:
         self._sizes = sizes
         self._run = run
         self._recorder = recorder
-        self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
+        self._graphs: dict[int, tuple[Callable[[], None], Results]] = {}
 
     @property
     def max_size(self) -> int:
@@ -90,14 +94,14 @@ class DecodeGraphs:
             if progress is not None:
                 progress(done, len(self._sizes))
 
-    def replay(self, state_rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits [num_reqs, vocab_size], int64 [num_reqs] state rows), valid until the next
-        replay; at most ``max_size`` rows."""
+    def replay(self, state_rows: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits, positions, and int64 [num_reqs] state rows; all valid until the next replay. At
+        most ``max_size`` rows."""
         num_reqs = len(state_rows)
         size = next(size for size in self._sizes if size >= num_reqs)
         padded = state_rows + [self._padding_state] * (size - num_reqs)
         device = self._idx_mapping.device
         self._idx_mapping[:size].copy_(to_device(padded, torch.int64, device))
-        replay, logits = self._graphs[size]
+        replay, (logits, positions) = self._graphs[size]
         replay()
-        return logits[:num_reqs], self._idx_mapping[:num_reqs]
+        return logits[:num_reqs], positions[:num_reqs], self._idx_mapping[:num_reqs]

@@ -1,7 +1,8 @@
 """InputBatch: everything one forward pass and one sampling pass read.
 
-Built once per step from the SchedulerOutput and the persistent state; nothing in it outlives the
-step. Filled by ``build_input_batch``, read by the model, the sampler and the runner.
+Built once per step from the SchedulerOutput and the persistent state, in which the step's tokens
+count as computed from then on; nothing in it outlives the step. Filled by ``build_input_batch``,
+read by the model, the sampler and the runner.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ import torch
 from pagestream.runner.block_tables import BlockTables
 from pagestream.runner.request_states import RequestStates
 from pagestream.scheduler.scheduler_output import ScheduledRequest, SchedulerOutput
-from pagestream_kernels import AttentionMetadata, plan_attention, prepare_inputs
+from pagestream_kernels import (
+    AttentionMetadata,
+    LogitsRows,
+    gather_logits_rows,
+    plan_attention,
+    prepare_inputs,
+)
 from pagestream_kernels.transfers import to_device
 
 
@@ -27,49 +34,44 @@ class InputBatch:
     slot_mapping: torch.Tensor  # int64 [num_tokens]
     attention: AttentionMetadata
     idx_mapping: torch.Tensor  # int64 [num_reqs], batch row -> state row
-    query_lens: torch.Tensor  # int64 [num_reqs]
-    logits_indices: torch.Tensor  # int64 [num_rows], flat token of each logits row
-    logits_states: torch.Tensor  # int64 [num_rows], state row of each logits row
-    logits_rows: list[int]  # the same on the host
+    num_logits_of: torch.Tensor  # int64 [num_reqs], num_logits on the device
+
+    def logits_rows(self, hidden: torch.Tensor) -> LogitsRows:
+        """The rows of ``hidden`` [num_tokens, hidden_size] that give logits."""
+        return gather_logits_rows(
+            hidden,
+            self.attention.query_start_loc,
+            self.idx_mapping,
+            self.num_logits_of,
+            self.positions,
+            sum(self.num_logits),
+        )
 
 
 def build_input_batch(
     output: SchedulerOutput, states: RequestStates, tables: BlockTables, block_size: int
 ) -> InputBatch:
     device = states.token_ids.device
-    query_lens: list[int] = []
-    state_rows: list[int] = []
-    logits_indices: list[int] = []
-    logits_states: list[int] = []
-    end = 0
-    for request in output.scheduled:
-        state_idx = states.state_idx(request.request_id)
-        state_rows.append(state_idx)
-        query_lens.append(request.num_scheduled_tokens)
-        end += request.num_scheduled_tokens
-        logits_indices.extend(range(end - request.num_logits, end))
-        logits_states.extend([state_idx] * request.num_logits)
+    state_rows = [states.state_idx(request.request_id) for request in output.scheduled]
+    query_lens = [request.num_scheduled_tokens for request in output.scheduled]
+    num_logits = [request.num_logits for request in output.scheduled]
     # One copy for all that the host sends.
-    packed = to_device(
-        state_rows + query_lens + logits_indices + logits_states, torch.int64, device
-    )
-    lengths = [len(state_rows), len(query_lens), len(logits_indices), len(logits_states)]
-    idx_mapping, query_lens_tensor, logits_indices_tensor, logits_states_tensor = torch.split(
-        packed, lengths
-    )
+    sent = to_device([state_rows, query_lens, num_logits], torch.int64, device)
+    idx_mapping, query_lens_of, num_logits_of = sent.unbind()
     prepared = prepare_inputs(
         idx_mapping,
-        query_lens_tensor,
-        end,
+        query_lens_of,
+        sum(query_lens),
         states.token_ids,
         states.num_computed_tokens,
         tables.block_tables,
         block_size,
+        advance=True,
     )
     return InputBatch(
         scheduled=output.scheduled,
         state_rows=state_rows,
-        num_logits=[request.num_logits for request in output.scheduled],
+        num_logits=num_logits,
         input_ids=prepared.input_ids,
         positions=prepared.positions,
         slot_mapping=prepared.slot_mapping,
@@ -82,8 +84,5 @@ def build_input_batch(
             max_query_len=max(query_lens),
         ),
         idx_mapping=idx_mapping,
-        query_lens=query_lens_tensor,
-        logits_indices=logits_indices_tensor,
-        logits_states=logits_states_tensor,
-        logits_rows=logits_states,
+        num_logits_of=num_logits_of,
     )

@@ -22,7 +22,7 @@ from pagestream.config import EngineConfig, ModelConfig
 from pagestream.models.registry import load_model
 from pagestream.runner.block_tables import BlockTables
 from pagestream.runner.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, graph_sizes
-from pagestream.runner.input_batch import InputBatch, build_input_batch
+from pagestream.runner.input_batch import build_input_batch
 from pagestream.runner.memory import block_bytes, num_blocks_on_cpu, num_blocks_on_cuda
 from pagestream.runner.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from pagestream.runner.request_states import RequestStates
@@ -31,7 +31,7 @@ from pagestream.sampling.row_tokens import RowTokens
 from pagestream.sampling.sampler import Sampler
 from pagestream.sampling.sampling_states import SamplingStates
 from pagestream.scheduler.scheduler_output import SchedulerOutput
-from pagestream_kernels import plan_attention, prepare_inputs
+from pagestream_kernels import append_tokens, plan_attention, prepare_inputs
 from pagestream_kernels.transfers import to_device
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,9 @@ class Forwarded:
     """A step between its forward pass and its sampling."""
 
     logits: torch.Tensor  # [num_rows, vocab_size]
-    logits_states: torch.Tensor  # int64 [num_rows], state row of each logits row
-    logits_rows: list[int]  # the same on the host
+    states: torch.Tensor  # int64 [num_rows], state row of each logits row
+    positions: torch.Tensor  # int64 [num_rows], index of the token to be drawn in its sequence
+    state_rows: list[int]  # states, on the host
     num_logits: list[int]  # per scheduled request
     prompt_logprobs: dict[int, PromptLogprobs]
 
@@ -99,17 +100,21 @@ class ModelRunner:
         graphs = self._graphs
         if graphs is not None and self._is_decode(output, graphs.max_size):
             state_rows = [self._states.state_idx(s.request_id) for s in output.scheduled]
-            logits, logits_states = graphs.replay(state_rows)
+            logits, positions, states = graphs.replay(state_rows)
             ones = [1] * len(state_rows)
-            self._in_flight = Forwarded(logits, logits_states, state_rows, ones, {})
+            self._in_flight = Forwarded(logits, states, positions, state_rows, ones, {})
             return
         batch = build_input_batch(output, self._states, self._tables, self._block_size)
-        hidden = self._forward(batch)
-        self._states.advance(batch.idx_mapping, batch.query_lens)
+        hidden = self._model.forward(
+            batch.input_ids, batch.positions, batch.slot_mapping, batch.attention, self._kv_cache
+        )
+        rows = batch.logits_rows(hidden)
+        pairs = zip(batch.state_rows, batch.num_logits, strict=True)
         self._in_flight = Forwarded(
-            self._model.logits(hidden[batch.logits_indices]),
-            batch.logits_states,
-            batch.logits_rows,
+            self._model.logits(rows.hidden),
+            rows.states,
+            rows.positions,
+            [state_idx for state_idx, count in pairs for _ in range(count)],
             batch.num_logits,
             prompt_logprobs(batch, hidden, self._model, self._states, self._sampling),
         )
@@ -124,13 +129,14 @@ class ModelRunner:
         if step is None:
             raise RuntimeError("sample() without a forward() before it")
         self._in_flight = None
-        tokens = RowTokens(
-            step.logits_rows, self._states.num_tokens[step.logits_states], self._states.token_ids
-        )
+        states = self._states
+        tokens = RowTokens(step.state_rows, step.positions, states.token_ids)
         allowed = None if bitmask is None else to_device(bitmask, torch.int32, self.device)
         sampled = self._sampler.sample(step.logits, self._sampling, tokens, allowed)
-        self._states.append_tokens(step.logits_states, sampled.token_ids)
-        self._sampling.count_tokens(step.logits_rows, sampled.token_ids)
+        append_tokens(
+            step.states, step.positions, sampled.token_ids, states.token_ids, states.num_tokens
+        )
+        self._sampling.count_tokens(step.state_rows, sampled.token_ids)
         return StepFuture(sampled, step.num_logits, step.prompt_logprobs)
 
     def release(self, request_ids: list[str]) -> None:
@@ -140,17 +146,12 @@ class ModelRunner:
 
     def _apply(self, output: SchedulerOutput) -> None:
         self.release(output.released_request_ids)
-        for request in output.new_requests:
-            state_idx = self._states.add(request)
+        rows = self._states.add(output.new_requests)
+        for state_idx in rows:
             self._tables.reset(state_idx)
-            self._sampling.add(state_idx, request)
+        self._sampling.add(list(zip(rows, output.new_requests, strict=True)))
         state_of = self._states.state_idx
         self._tables.append([(state_of(s.request_id), s.new_block_ids) for s in output.scheduled])
-
-    def _forward(self, batch: InputBatch) -> torch.Tensor:
-        return self._model.forward(
-            batch.input_ids, batch.positions, batch.slot_mapping, batch.attention, self._kv_cache
-        )
 
     def _is_decode(self, output: SchedulerOutput, most: int) -> bool:
         """Whether each request adds one token after its last, and there are at most ``most``."""
@@ -158,19 +159,18 @@ class ModelRunner:
             share.num_scheduled_tokens == share.num_logits == 1 for share in output.scheduled
         )
 
-    def _decode(self, idx_mapping: torch.Tensor) -> torch.Tensor:
-        """A decode step as device work alone: state rows -> logits."""
-        num_reqs = len(idx_mapping)
-        ones = torch.ones_like(idx_mapping)
+    def _decode(self, idx_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A decode step as device work alone: state rows -> logits, positions of drawn tokens."""
         states, tables = self._states, self._tables.block_tables
         prepared = prepare_inputs(
             idx_mapping,
-            ones,
-            num_reqs,
+            torch.ones_like(idx_mapping),
+            len(idx_mapping),
             states.token_ids,
             states.num_computed_tokens,
             tables,
             self._block_size,
+            advance=True,
         )
         attention = plan_attention(
             prepared.query_start_loc,
@@ -187,10 +187,9 @@ class ModelRunner:
             attention,
             self._kv_cache,
         )
-        states.advance(idx_mapping, ones)
         # Padded rows decode the same first token for ever.
         states.num_computed_tokens[states.padding_state].zero_()
-        return self._model.logits(hidden)
+        return self._model.logits(hidden), prepared.positions + 1
 
     @torch.inference_mode()
     def _record_graphs(self, recorder: Recorder) -> DecodeGraphs:

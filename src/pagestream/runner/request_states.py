@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from pagestream.scheduler.scheduler_output import NewRequest
+from pagestream_kernels import staged_write
 from pagestream_kernels.transfers import to_device
 
 
@@ -20,25 +21,36 @@ class RequestStates:
     def __init__(self, max_num_seqs: int, max_seq_len: int, device: torch.device) -> None:
         rows = max_num_seqs + 1
         self.token_ids = torch.zeros((rows, max_seq_len), dtype=torch.int32, device=device)
-        self.num_computed_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.num_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._counts = torch.zeros((2, rows), dtype=torch.int64, device=device)
+        self.num_tokens, self.num_computed_tokens = self._counts.unbind()  # each int64 [num_states]
         self.padding_state = max_num_seqs
         self._state_idx: dict[str, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
 
-    def add(self, request: NewRequest) -> int:
-        """Take a free row for the request and fill it; RuntimeError if it has one already."""
-        if request.request_id in self._state_idx:
-            raise RuntimeError(f"request {request.request_id} already has a state row")
-        state_idx = self._free.pop()
-        self._state_idx[request.request_id] = state_idx
-        num_tokens = len(request.token_ids)
-        self.token_ids[state_idx, :num_tokens] = to_device(
-            request.token_ids, torch.int32, self.token_ids.device
-        )
-        self.num_tokens[state_idx] = num_tokens
-        self.num_computed_tokens[state_idx] = request.num_computed_tokens
-        return state_idx
+    def add(self, requests: list[NewRequest]) -> list[int]:
+        """Take a free row for each request and fill them, all with two copies to the device.
+
+        RuntimeError if one has a row already.
+        """
+        if not requests:
+            return []
+        rows: list[int] = []
+        ends, token_ids = [0], []
+        for request in requests:
+            if request.request_id in self._state_idx:
+                raise RuntimeError(f"request {request.request_id} already has a state row")
+            rows.append(self._free.pop())
+            self._state_idx[request.request_id] = rows[-1]
+            token_ids += request.token_ids
+            ends.append(len(token_ids))
+        device = self.token_ids.device
+        counts = [[len(r.token_ids) for r in requests], [r.num_computed_tokens for r in requests]]
+        numbers = to_device([rows, [0] * len(rows), *counts], torch.int64, device)
+        tokens = to_device(ends + token_ids, torch.int32, device)
+        start_loc, values = tokens[: len(ends)], tokens[len(ends) :]
+        staged_write(self.token_ids, numbers[0], numbers[1], start_loc, values)
+        self._counts[:, numbers[0]] = numbers[2:]
+        return rows
 
     def remove(self, request_id: str) -> int:
         state_idx = self._state_idx.pop(request_id)
@@ -47,12 +59,3 @@ class RequestStates:
 
     def state_idx(self, request_id: str) -> int:
         return self._state_idx[request_id]
-
-    def append_tokens(self, idx_mapping: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Write one sampled token per row, where the next step's gather will find it."""
-        positions = self.num_tokens[idx_mapping]
-        self.token_ids[idx_mapping, positions] = token_ids.clamp_min(0).to(torch.int32)
-        self.num_tokens[idx_mapping] = positions + 1
-
-    def advance(self, idx_mapping: torch.Tensor, query_lens: torch.Tensor) -> None:
-        self.num_computed_tokens[idx_mapping] += query_lens

@@ -47,20 +47,36 @@ class SamplingStates:
         self._defaults = defaults
         self._device = device
         self._num_states = max_num_seqs
-        self.temperature = torch.ones(max_num_seqs, device=device)  # float32, as the next four
-        self.top_p = torch.ones(max_num_seqs, device=device)
-        self.min_p = torch.zeros(max_num_seqs, device=device)
-        self.repetition = torch.ones(max_num_seqs, device=device)
-        self.presence = torch.zeros(max_num_seqs, device=device)
-        self.frequency = torch.zeros(max_num_seqs, device=device)
-        self.top_k = torch.full((max_num_seqs,), TOP_K_OFF, dtype=torch.int64, device=device)
-        self.seeds = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._floats = torch.ones((6, max_num_seqs), device=device)
+        # Each float32 [num_states].
+        self.temperature, self.top_p, self.min_p = self._floats[:3].unbind()
+        self.repetition, self.presence, self.frequency = self._floats[3:].unbind()
+        self._ints = torch.zeros((2, max_num_seqs), dtype=torch.int64, device=device)
+        self.top_k, self.seeds = self._ints.unbind()  # each int64 [num_states]
         # [num_states, vocab_size], made when the first request with penalties comes
         self.in_prompt = torch.empty(0, dtype=torch.bool, device=device)
         self.output_counts = torch.empty(0, dtype=torch.int32, device=device)
         self._rows: dict[int, RowParams] = {}
 
-    def add(self, state_idx: int, request: NewRequest) -> None:
+    def add(self, requests: list[tuple[int, NewRequest]]) -> None:
+        """Parameters of requests in their state rows, all with two copies to the device."""
+        if not requests:
+            return
+        floats, ints = zip(*(self._add(*request) for request in requests), strict=True)
+        rows = [state_idx for state_idx, _ in requests]
+        numbers = to_device([rows, *zip(*ints, strict=True)], torch.int64, self._device)
+        self._ints[:, numbers[0]] = numbers[1:]
+        self._floats[:, numbers[0]] = to_device(
+            list(zip(*floats, strict=True)), torch.float32, self._device
+        )
+        for state_idx, request in requests:
+            if self._rows[state_idx].penalties:
+                self._remember(state_idx, request)
+
+    def _add(
+        self, state_idx: int, request: NewRequest
+    ) -> tuple[tuple[float, ...], tuple[int, int]]:
+        """What the row is in ``_floats`` and ``_ints``."""
         params, defaults = request.sampling_params, self._defaults
         temperature = _first(params.temperature, defaults.temperature, 1.0)
         top_k = int(_first(params.top_k, defaults.top_k, 0))
@@ -90,15 +106,9 @@ class SamplingStates:
             prompt_logprobs=None if num_output_tokens else params.prompt_logprobs,
             num_prompt_tokens=request.num_prompt_tokens,
         )
-        self.temperature[state_idx] = temperature
-        self.top_k[state_idx] = top_k
-        self.top_p[state_idx] = top_p
-        self.min_p[state_idx] = params.min_p
-        self.repetition[state_idx], self.presence[state_idx], self.frequency[state_idx] = penalties
         # The same 64 bits, as torch has no unsigned arithmetic on all devices.
-        self.seeds[state_idx] = request.seed - (1 << 64) if request.seed >> 63 else request.seed
-        if self._rows[state_idx].penalties:
-            self._remember(state_idx, request)
+        seed = request.seed - (1 << 64) if request.seed >> 63 else request.seed
+        return (temperature, top_p, params.min_p, *penalties), (top_k, seed)
 
     def remove(self, state_idx: int) -> None:
         del self._rows[state_idx]
