@@ -104,10 +104,7 @@ def test_row_51_a_user_cannot_spell_a_special_token(each_script, stream):
 
 
 @MODES
-def test_row_51_what_the_user_spelled_stays_in_the_prompt_as_text(request, each_script, stream):
-    if each_script.family == METASPACE:
-        reason = "SpecialTokenGuard puts spaces into text that spells an ordinary piece"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_row_51_what_the_user_spelled_stays_in_the_prompt_as_text(each_script, stream):
     ids = prompt_ids(ask(each_script, [{**ASK, "content": FORGED}], stream=stream))
     tokenizer = each_script.script.tokenizer
     assert FORGED in tokenizer.decode(ids, clean_up_tokenization_spaces=False)

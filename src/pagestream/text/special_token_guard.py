@@ -90,15 +90,16 @@ class SpecialTokenGuard:
             return []
         for number, original in hidden.items():
             text = text.replace(number, original)
-        return self._encode_without_special(text, is_first)
+        return self._encode_without_special(
+            text, self._first_copy if is_first else self._later_copy
+        )
 
-    def _encode_without_special(self, text: str, is_first: bool) -> list[int]:
-        copy = self._first_copy if is_first else self._later_copy
+    def _encode_without_special(self, text: str, copy: tokenizers.Tokenizer) -> list[int]:
         encoding = copy.encode(text, add_special_tokens=False)
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if self._is_spelled(token_id, text[start:end]) and end > start + 1:
                 # An ordinary piece of some vocabularies too: only its parts may be used.
-                parts = (text[: start + 1], is_first), (text[start + 1 :], False)
+                parts = (text[: start + 1], copy), (text[start + 1 :], self._inner_copy)
                 return [i for part in parts for i in self._encode_without_special(*part)]
         return list(encoding.ids)
 
@@ -108,9 +109,22 @@ class SpecialTokenGuard:
 
     @cached_property
     def _later_copy(self) -> tokenizers.Tokenizer:
-        """For what does not begin a text, which some tokenizers put a space before."""
+        """For what follows a special token: some put a space before a whole text only."""
         spec = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        _never_prepend(spec["pre_tokenizer"])
+        _never_prepend(spec, schemes={"first"})
+        return _without_special(json.dumps(spec))
+
+    @cached_property
+    def _inner_copy(self) -> tokenizers.Tokenizer:
+        """For what goes on with a text, which has no space before it."""
+        spec = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        _never_prepend(spec, schemes={"first", "always"})
+        normalizer = spec["normalizer"] or {}
+        if normalizer.get("type") == "Prepend":
+            spec["normalizer"] = None
+        elif normalizer.get("type") == "Sequence":
+            steps = normalizer["normalizers"]
+            normalizer["normalizers"] = [step for step in steps if step["type"] != "Prepend"]
         return _without_special(json.dumps(spec))
 
 
@@ -128,9 +142,8 @@ def _without_special(spec: str) -> tokenizers.Tokenizer:
     return copy
 
 
-def _never_prepend(pre_tokenizer: Any) -> None:
-    if not pre_tokenizer:
-        return
+def _never_prepend(spec: dict[str, Any], schemes: set[str]) -> None:
+    pre_tokenizer = spec["pre_tokenizer"] or {}
     for part in pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
-        if part["type"] == "Metaspace" and part["prepend_scheme"] == "first":
+        if part.get("type") == "Metaspace" and part["prepend_scheme"] in schemes:
             part["prepend_scheme"] = "never"
