@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from pagestream.cli import chat, demo, eval, golden, healthcheck, model, serve, trace
+from pagestream.cli import bench, chat, demo, eval, golden, healthcheck, model, serve, trace
 
 app = typer.Typer(
     name="pagestream",
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (serve, chat, demo, golden, eval, model, trace, healthcheck):
+for module in (serve, chat, demo, golden, eval, bench, model, trace, healthcheck):
     module.register(app)
 
 

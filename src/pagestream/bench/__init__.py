@@ -1,0 +1,1 @@
+"""The load generator: stated workloads, raw records of every request, statistics and reports."""

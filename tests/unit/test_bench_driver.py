@@ -1,0 +1,147 @@
+"""How requests are sent: users that wait for their answers, or arrivals that wait for nobody."""
+
+import threading
+import time
+
+import pytest
+
+from pagestream.bench.driver import (
+    LOOK_INTERVAL_S,
+    RequestTimedOut,
+    Response,
+    Watch,
+    run_point,
+    warm_up,
+)
+from pagestream.bench.workload import PlannedRequest, Point
+
+
+class Server:
+    """Answers with two responses after a while, a limited number of requests at once."""
+
+    def __init__(self, answer_s=0.05, places=100, fail=None):
+        self.answer_s = answer_s
+        self.places = threading.Semaphore(places)
+        self.fail = fail or {}
+        self.lock = threading.Lock()
+        self.open = self.most_open = 0
+
+    def send(self, request, timeout_s):
+        with self.lock:
+            self.open += 1
+            self.most_open = max(self.most_open, self.open)
+        try:
+            with self.places:
+                time.sleep(self.answer_s)
+                if request.index in self.fail:
+                    raise self.fail[request.index]
+                yield Response(time.monotonic(), 1, len(request.prompt_token_ids), 2)
+                yield Response(time.monotonic(), request.max_tokens - 1, finish_reason="length")
+        finally:
+            with self.lock:
+                self.open -= 1
+
+    def queue_depth(self):
+        return 7.0
+
+    def peak_memory_bytes(self):
+        return 5
+
+
+def requests(number, arrivals=None):
+    return tuple(
+        PlannedRequest(index, (1, 2, 3), 4, None if arrivals is None else arrivals[index])
+        for index in range(number)
+    )
+
+
+def run(server, point):
+    return run_point(server, point, 2, 10.0, lambda record: None)
+
+
+def test_users_wait_for_their_answers():
+    server, seen = Server(), []
+    point = Point("concurrency", 3, requests(9))
+    records = run_point(server, point, 2, 10.0, seen.append)
+    assert records == seen
+    assert sorted(record.index for record in records) == list(range(9))
+    assert server.most_open == 3
+    assert max(record.end_s for record in records) >= 3 * server.answer_s
+    for record in records:
+        assert (record.outcome, record.finish_reason, record.point) == ("ok", "length", 2)
+        assert (record.num_input_tokens, record.num_cached_tokens) == (3, 2)
+        assert record.num_output_tokens == record.requested_output_tokens == 4
+        assert [count for _, count in record.responses] == [1, 3]
+        assert record.ttft_s >= server.answer_s
+
+
+def test_arrivals_do_not_wait_for_a_slow_server():
+    """Five come at once to a server with one place: the last one's latency has the whole queue."""
+    server = Server(answer_s=0.1, places=1)
+    records = run(server, Point("rate", 100, requests(5, [0.0, 0.01, 0.02, 0.03, 0.04])))
+    assert server.most_open == 5
+    latencies = sorted(record.ttft_s for record in records)
+    assert latencies[-1] > 0.4
+    for record in records:
+        assert record.planned_start_s == record.index * 0.01
+        assert record.start_s >= record.planned_start_s
+
+
+def test_latency_counts_from_when_a_request_was_due():
+    """A sender that comes too late, as one does here that was due before the start."""
+    (record,) = run(Server(answer_s=0.01), Point("trace", 1, requests(1, [-2.0])))
+    assert record.ttft_s > 2.0
+    assert record.start_s < 1.0
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "message"),
+    [
+        (RequestTimedOut("too late"), "timeout", "too late"),
+        (RuntimeError("refused"), "error", "refused"),
+        (KeyError(), "error", "KeyError()"),
+    ],
+)
+def test_failures_are_recorded(error, outcome, message):
+    records = run(Server(fail={1: error}), Point("concurrency", 2, requests(4)))
+    assert len(records) == 4
+    (failed,) = [record for record in records if record.outcome != "ok"]
+    assert (failed.index, failed.outcome, failed.error) == (1, outcome, message)
+    assert failed.end_s >= failed.start_s + 0.05
+
+
+class Scripted(Server):
+    def __init__(self, *responses):
+        super().__init__()
+        self.responses = responses
+
+    def send(self, request, timeout_s):
+        yield from self.responses
+
+
+@pytest.mark.parametrize(
+    ("responses", "message"),
+    [
+        ([], "ended with no finish reason"),
+        ([Response(0.0, 3)], "ended with no finish reason"),
+        ([Response(0.0, 3, finish_reason="abort")], "ended with abort"),
+        ([Response(0.0, 0, finish_reason="stop")], "the answer has no tokens"),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error(responses, message):
+    (record,) = run(Scripted(*responses), Point("concurrency", 1, requests(1)))
+    assert (record.outcome, record.error) == ("error", message)
+
+
+def test_a_failed_warm_up_ends_the_run():
+    warm_up(Server(answer_s=0), requests(3), 1.0)
+    with pytest.raises(RuntimeError, match="a warm-up request failed: broken"):
+        warm_up(Server(answer_s=0, fail={2: ValueError("broken")}), requests(3), 1.0)
+
+
+def test_the_server_is_watched_while_a_point_runs():
+    with Watch(Server()) as watch:
+        time.sleep(2.5 * LOOK_INTERVAL_S)
+    samples = watch.samples()
+    assert samples.waiting == [7.0, 7.0]
+    assert samples.peak_memory_bytes == 5
