@@ -71,12 +71,9 @@ void softmax(float* w, int64_t length) {
     for (int64_t t = 0; t < length; t++) w[t] *= inverse;
 }
 
-// One query head: answer [d]; weights has room for the length. D is d where the compiler is to know
-// it, so that a head stays in registers, and 0 for other sizes.
-template <int D>
-void attend(const float* query, const float* k_cache, const float* v_cache, const Pages& pages,
-            float* answer, float* weights, int64_t size, float scale) {
-    const int64_t d = D ? D : size;
+// One query head: answer [d]; weights has room for the length.
+void attend_any(const float* query, const float* k_cache, const float* v_cache, const Pages& pages,
+                float* answer, float* weights, int64_t d, float scale) {
     pages.each(k_cache, [&](int64_t start, const float* key, int64_t count) {
         for (int64_t t = 0; t < count; t++, key += pages.slot_stride) {
             float sum = 0;
@@ -86,17 +83,55 @@ void attend(const float* query, const float* k_cache, const float* v_cache, cons
         }
     });
     softmax(weights, pages.length);
-    float local[D ? D : 1];
-    float* total = D ? local : answer;
-    std::fill(total, total + d, 0.f);
+    std::fill(answer, answer + d, 0.f);
     pages.each(v_cache, [&](int64_t start, const float* value, int64_t count) {
         for (int64_t t = 0; t < count; t++, value += pages.slot_stride) {
             const float w = weights[start + t];
 #pragma omp simd
-            for (int64_t j = 0; j < d; j++) total[j] += w * value[j];
+            for (int64_t j = 0; j < d; j++) answer[j] += w * value[j];
         }
     });
-    if (D) std::copy(total, total + d, answer);
+}
+
+typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
+
+inline float sum_of(Lanes x) {
+    float parts[LANES], sum = 0;
+    std::memcpy(parts, &x, sizeof(x));
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < LANES; i++) sum += parts[i];
+    return sum;
+}
+
+// The same for the usual sizes: a head of D stays in registers.
+template <int D>
+void attend(const float* query, const float* k_cache, const float* v_cache, const Pages& pages,
+            float* answer, float* weights, int64_t, float scale) {
+    constexpr int V = D / LANES;
+    const auto lanes = [](const float* x, int v) {
+        return reinterpret_cast<const Lanes*>(x)[v];
+    };
+    Lanes head[V], total[V];
+    for (int v = 0; v < V; v++) {
+        head[v] = lanes(query, v) * scale;
+        total[v] = Lanes{};
+    }
+    pages.each(k_cache, [&, head](int64_t start, const float* key, int64_t count) {
+        for (int64_t t = 0; t < count; t++, key += pages.slot_stride) {
+            Lanes products = head[0] * lanes(key, 0);
+            for (int v = 1; v < V; v++) products += head[v] * lanes(key, v);
+            weights[start + t] = sum_of(products);
+        }
+    });
+    softmax(weights, pages.length);
+    pages.each(v_cache, [&](int64_t start, const float* value, int64_t count) {
+        Lanes sums[V];
+        for (int v = 0; v < V; v++) sums[v] = total[v];
+        for (int64_t t = 0; t < count; t++, value += pages.slot_stride)
+            for (int v = 0; v < V; v++) sums[v] += lanes(value, v) * weights[start + t];
+        for (int v = 0; v < V; v++) total[v] = sums[v];
+    });
+    std::memcpy(answer, total, sizeof(total));
 }
 
 struct Quantized {
@@ -233,7 +268,7 @@ void pagestream_decode_attention(const float* q, const float* k_cache, const flo
                                  const int32_t* tables, int64_t num_rows, int64_t table_stride,
                                  int64_t block_size, int64_t kv_heads, int64_t group, int64_t d,
                                  int64_t q_stride, int64_t block_stride, float scale) {
-    const auto one_head = d == 64 ? attend<64> : d == 128 ? attend<128> : attend<0>;
+    const auto one_head = d == 64 ? attend<64> : d == 128 ? attend<128> : attend_any;
     // The heads of a request lie side by side in memory, so that one thread should read them all.
     const int64_t chunk = num_rows >= 4 ? kv_heads : 1;
 #pragma omp parallel
