@@ -16,10 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
 
 from pagestream.bench.records import RequestRecord, Run
 
-PREFILL, DECODE, LATE, FAILED = "#2f6fb7", "#f2a541", "#d9dce1", "#c21f30"
+PREFILL, DECODE, LATE, FAILED, MARK = "#2f6fb7", "#f2a541", "#d9dce1", "#c21f30", "#222"
 COLORS = ("#2f6fb7", "#d9822b", "#0b7a68", "#8a56b0", "#c21f30", "#5c6670", "#a3b82c", "#d073a8")
 LINES = ("-", "--", ":", "-.")
 MAX_BARS = 200
@@ -85,14 +86,24 @@ def distributions(runs: Sequence[Run]) -> str:
                     label = f"{run.name}, {point['label']}" if len(runs) > 1 else point["label"]
                     _steps(axis, values, COLORS[number % len(COLORS)], LINES[place % 4], label)
             axis.set(title=f"{name}, ms", xscale="log", ylim=(0, 1.02))
+            axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_locator(NullLocator())
         axes[0].set_ylabel("share of requests")
         axes[1].legend(fontsize=8)
         return _svg(figure, "distributions")
 
 
 def _steps(axis: Axes, values: list[float], color: str, line: str, label: str) -> None:
-    shares = [place / len(values) for place in range(1, len(values) + 1)]
-    axis.plot(values, shares, line, drawstyle="steps-post", color=color, label=label)
+    shares = [place / len(values) for place in range(len(values) + 1)]
+    axis.plot(
+        [*values[:1], *values],
+        shares if values else [],
+        line,
+        drawstyle="steps-post",
+        color=color,
+        label=label,
+    )
 
 
 def timeline(run: Run, number: int) -> str:
@@ -104,9 +115,10 @@ def timeline(run: Run, number: int) -> str:
         for row, record in enumerate(records):
             for start, end, color in _parts(record):
                 axis.barh(row, end - start, left=start, height=0.75, color=color)
-        first = [(r.first_token_s, row) for row, r in enumerate(records) if r.first_token_s]
-        axis.plot(*zip(*first, strict=True), "|", color="#222", ms=5) if first else None
+            if record.first_token_s is not None:
+                axis.vlines(record.first_token_s, row - 0.38, row + 0.38, color=MARK, linewidth=2)
         axis.set(xlabel="seconds", ylabel="request", ylim=(len(records) - 0.4, -0.6))
+        axis.set_xlim(0, None)
         axis.grid(axis="y", visible=False)
         axis.legend(handles=_legend(records), ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
         return _svg(figure, f"{run.name}-{number}")
@@ -125,7 +137,7 @@ def _parts(record: RequestRecord) -> Iterator[tuple[float, float, str]]:
 def _legend(records: Sequence[RequestRecord]) -> list[Patch | Line2D]:
     handles: list[Patch | Line2D] = [
         Patch(color=PREFILL, label="waiting and prefill"),
-        Line2D([], [], color="#222", marker="|", linestyle="", label="first token"),
+        Line2D([], [], color=MARK, marker="|", ms=9, mew=2, linestyle="", label="first token"),
         Patch(color=DECODE, label="decode"),
     ]
     if any(record.start_s - record.planned_start_s > 0.01 for record in records):

@@ -24,14 +24,23 @@ _LOOK_TIMEOUT_S = 2.0
 
 
 class ServedTarget:
-    """``url``: host:port of the gRPC endpoint. ``metrics_url``: None where there is no port."""
+    """``url``: host:port of the gRPC endpoint. ``metrics_url``, ``pid`` (tritonserver's): None
+    where they are not known."""
 
     def __init__(
-        self, url: str, metrics_url: str | None, *, stream: bool, ignore_eos: bool, seed: int
+        self,
+        url: str,
+        metrics_url: str | None,
+        pid: int | None,
+        *,
+        stream: bool,
+        ignore_eos: bool,
+        seed: int,
     ) -> None:
         self._client = PagestreamClient(url)
         self._url = url
         self._metrics_url = metrics_url
+        self._pid = pid
         self._stream = stream
         self._ignore_eos = ignore_eos
         self._seed = seed
@@ -80,10 +89,10 @@ class ServedTarget:
         return None
 
     def peak_memory_bytes(self) -> int | None:
-        """The largest process of the one tritonserver that runs here."""
-        if self._url.rpartition(":")[0] not in LOCAL_HOSTS:
+        """Of the largest process of the server, which is the engine's."""
+        if self._pid is None and self._url.rpartition(":")[0] not in LOCAL_HOSTS:
             return None
-        peaks = [peak_memory_of(pid) for pid in _server_processes()]
+        peaks = [peak_memory_of(pid) for pid in _server_processes(self._pid)]
         return max((peak for peak in peaks if peak is not None), default=None)
 
     def close(self) -> None:
@@ -99,8 +108,9 @@ def peak_memory_of(pid: int, proc: Path = Path("/proc")) -> int | None:
     return None
 
 
-def _server_processes(proc: Path = Path("/proc")) -> list[int]:
-    """Those of tritonserver's session; none if several tritonservers run: whose would it be?"""
+def _server_processes(pid: int | None, proc: Path = Path("/proc")) -> list[int]:
+    """Those of tritonserver's session, which it leads. Without ``pid``, of the only tritonserver
+    that runs here; none if there are several: whose would it be?"""
     sessions: dict[int, list[int]] = {}
     servers = set()
     for stat in proc.glob("[0-9]*/stat"):
@@ -110,4 +120,6 @@ def _server_processes(proc: Path = Path("/proc")) -> list[int]:
             sessions.setdefault(session, []).append(int(stat.parent.name))
             if "(tritonserver)" in text:
                 servers.add(session)
-    return sessions[servers.pop()] if len(servers) == 1 else []
+    if pid is None:
+        return sessions[servers.pop()] if len(servers) == 1 else []
+    return sessions.get(pid, [])

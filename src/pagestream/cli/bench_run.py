@@ -235,7 +235,7 @@ def _target(
                 "go with it (only --model, which says what it serves)"
             )
         metrics_url = flags.metrics_url or _default_metrics_url(flags.url)
-        yield from _served(flags, flags.url, metrics_url, {"kind": "running server"})
+        yield from _served(flags, flags.url, metrics_url, None, {"kind": "running server"})
     else:
         yield from _started(flags, given, console)
 
@@ -273,16 +273,17 @@ def _started(
             engine = json.loads(server.config.read_text(encoding="utf-8"))
             about = {"kind": "server started for this run", "engine": engine}
             del engine["control_secret"]
-            yield from _served(flags, server.grpc_url, server.metrics_url, about)
+            pid = server.tritonserver_pid
+            yield from _served(flags, server.grpc_url, server.metrics_url, pid, about)
 
 
 def _served(
-    flags: BenchFlags, url: str, metrics_url: str | None, about: Server
+    flags: BenchFlags, url: str, metrics_url: str | None, pid: int | None, about: Server
 ) -> Iterator[tuple[Target, Server]]:
     from pagestream.bench.served import ServedTarget
 
     target = ServedTarget(
-        url, metrics_url, stream=flags.stream, ignore_eos=flags.ignore_eos, seed=flags.seed
+        url, metrics_url, pid, stream=flags.stream, ignore_eos=flags.ignore_eos, seed=flags.seed
     )
     try:
         if not target.is_ready:
