@@ -11,20 +11,17 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from gpu_report import Bench, Row
 
+import pagestream_kernels
 from pagestream_kernels import (
     append_tokens,
-    apply_penalties,
-    filter_min_p,
-    filter_top_k_top_p,
     fused_add_rms_norm,
     gather_logits_rows,
-    gather_logprobs,
     gelu_tanh_and_mul,
-    gumbel_argmax,
     paged_attention,
     plan_attention,
     prepare_inputs,
@@ -247,14 +244,14 @@ def _input_prep(generator: random.Random, device: torch.device, _: torch.dtype) 
             reference.staged_write,
         ),
     ):
-        ids, counts = token_ids.clone(), torch.zeros(num_states, dtype=torch.int64, device=device)
+        ids = token_ids.clone()
         prepared = _values(prepare(rows, lens, num_tokens, ids, computed, tables, 16))
         ends, num_rows = prepared[3], int(logits.sum())
         gathered = _values(gather(hidden, ends, rows, logits, prepared[1], num_rows))
         drawn = (gathered[1] * 7 + 3) % 1000
-        append(gathered[1], gathered[2], drawn, ids, counts, None)
+        append(gathered[1], gathered[2], drawn, ids)
         write(ids, rows, lens * 0, ends, prepared[0].to(torch.int32))
-        results.append([*prepared, *gathered, ids, counts])
+        results.append([*prepared, *gathered, ids])
     return 0.0 if all(map(torch.equal, *results)) else _WRONG
 
 
@@ -270,27 +267,26 @@ def _sampling(generator: random.Random, device: torch.device, _: torch.dtype) ->
     shape = num_rows, vocab = generator.randint(1, 40), generator.choice([199, 4096, 50_257])
     logits, seen = torch.randn(shape) * 3, torch.rand(shape) < 0.05
     counts = seen * torch.randint(0, 4, shape, dtype=torch.int32)
+    rows, states = torch.randperm(num_rows), torch.randperm(num_rows)
+    positions, seeds = torch.randint(0, 9000, (num_rows,)), torch.randint(0, 2**62, (num_rows,))
+    temperature, top_p = torch.rand(num_rows) + 0.2, torch.rand(num_rows)
+    top_k, min_p = torch.randint(1, vocab, (num_rows,)), torch.rand(num_rows) * 0.1
     factors = [torch.rand(num_rows) + 0.5 for _ in range(3)]
-    top_k = torch.randint(1, vocab, (num_rows,))
-    top_p, min_p = torch.rand(num_rows), torch.rand(num_rows)
-    seeds, positions = torch.randint(0, 2**62, (num_rows,)), torch.randint(0, 9000, (num_rows,))
-    arguments: list[tuple[Callable[..., object], Callable[..., object], tuple[object, ...]]] = [
-        (apply_penalties, reference.apply_penalties, (logits, seen, counts, *factors)),
-        (filter_top_k_top_p, reference.filter_top_k_top_p, (logits, top_k, top_p)),
-        (filter_min_p, reference.filter_min_p, (logits, min_p)),
-        (gumbel_argmax, reference.gumbel_argmax, (logits, seeds, positions)),
-        (gather_logprobs, reference.gather_logprobs, (logits, top_k, 5)),
-    ]
-    shares = []
-    for op, twin, values in arguments:
-        there = (v.to(device) if isinstance(v, torch.Tensor) else v for v in values)
-        for found, expected in zip(_tensors(op(*there)), _tensors(twin(*values)), strict=True):
-            shares.append(_difference(found.cpu(), expected))
-    return max(shares)
 
+    def run(ops: Any, where: torch.device) -> list[torch.Tensor]:
+        def there(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            return [tensor.to(where) for tensor in tensors]
 
-def _tensors(found: object) -> list[torch.Tensor]:
-    return [found] if isinstance(found, torch.Tensor) else _values(found)
+        (scores,) = there(logits.clone())
+        ops.apply_penalties(scores, *there(rows, states, seen, counts, *factors))
+        thresholds = ops.filter_thresholds(scores, *there(states, temperature, top_k, top_p, min_p))
+        drawn = ops.gumbel_argmax(scores, *there(states, positions, temperature, seeds), thresholds)
+        columns = _values(ops.gather_logprobs(scores, *there(top_k), 5))
+        kept = scores.masked_fill(scores < thresholds[:, None], float("-inf"))
+        return [tensor.cpu() for tensor in (scores, kept, drawn, *columns)]
+
+    found, expected = run(pagestream_kernels, device), run(reference, torch.device("cpu"))
+    return max(map(_difference, found, expected))
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -17,8 +17,8 @@ from gpu_timing import Call, rotations, time_calls
 
 from pagestream_kernels import (
     apply_penalties,
-    filter_min_p,
-    filter_top_k_top_p,
+    argmax_tokens,
+    filter_thresholds,
     fused_add_rms_norm,
     gather_logprobs,
     gumbel_argmax,
@@ -127,19 +127,24 @@ def _sampling_cases(bench: Bench, num_rows: int, vocab: int) -> Iterator[tuple[s
     def indices() -> torch.Tensor:
         return torch.arange(num_rows, device=device)
 
+    def filters(top_k: int, top_p: float, min_p: float) -> Call:
+        parameters = (full(1.0), full(top_k).long(), full(top_p), full(min_p))
+        return partial(filter_thresholds, logits(), indices(), *parameters)
+
+    def draws() -> Call:
+        return partial(gumbel_argmax, logits(), indices(), indices(), full(1.0), indices())
+
     def penalties() -> Call:
         seen = torch.rand(num_rows, vocab, device=device) < 0.01
-        counts = seen.to(torch.int32)
-        return partial(apply_penalties, logits(), seen, counts, full(1.1), full(0.1), full(0.1))
+        states = (seen, seen.to(torch.int32), full(1.1), full(0.1), full(0.1))
+        return partial(apply_penalties, logits(), indices(), indices(), *states)
 
     row = num_rows * vocab * 4
-    yield "gumbel_argmax", row, lambda: partial(gumbel_argmax, logits(), indices(), indices())
-    yield (
-        "top-k 50, top-p 0.9",
-        2 * row,
-        lambda: partial(filter_top_k_top_p, logits(), full(50).long(), full(0.9)),
-    )
-    yield "min-p", 2 * row, lambda: partial(filter_min_p, logits(), full(0.05))
+    yield "argmax", row, lambda: partial(argmax_tokens, logits())
+    yield "draw", row, draws
+    yield "top-k 50, top-p 0.9", row, partial(filters, 50, 0.9, 0.0)
+    yield "top-p 0.9", row, partial(filters, 1 << 30, 0.9, 0.0)
+    yield "min-p 0.05", row, partial(filters, 1 << 30, 1.0, 0.05)
     yield "penalties", 2 * row + row + row // 4, penalties
     yield "log-probabilities, best 5", row, lambda: partial(gather_logprobs, logits(), indices(), 5)
 

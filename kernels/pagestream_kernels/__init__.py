@@ -15,14 +15,21 @@ from pagestream_kernels.input_prep import (
     staged_write,
 )
 from pagestream_kernels.int8_linear import Int8Weight, int8_linear, quantize_int8
+from pagestream_kernels.logits_processors import (
+    add_bias,
+    apply_bitmask,
+    apply_penalties,
+    ban_endings,
+    ban_stop_tokens,
+    count_tokens,
+)
 from pagestream_kernels.paged_attention import AttentionMetadata, paged_attention, plan_attention
 from pagestream_kernels.rms_norm import fused_add_rms_norm, rms_norm
 from pagestream_kernels.rope_kv_write import rope_kv_write, rope_table
 from pagestream_kernels.sampling import (
     Logprobs,
-    apply_penalties,
-    filter_min_p,
-    filter_top_k_top_p,
+    argmax_tokens,
+    filter_thresholds,
     gather_logprobs,
     gumbel_argmax,
 )
@@ -34,10 +41,15 @@ __all__ = [
     "LogitsRows",
     "Logprobs",
     "PreparedInputs",
+    "add_bias",
     "append_tokens",
+    "apply_bitmask",
     "apply_penalties",
-    "filter_min_p",
-    "filter_top_k_top_p",
+    "argmax_tokens",
+    "ban_endings",
+    "ban_stop_tokens",
+    "count_tokens",
+    "filter_thresholds",
     "fused_add_rms_norm",
     "gather_logits_rows",
     "gather_logprobs",

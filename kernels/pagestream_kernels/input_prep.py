@@ -35,6 +35,16 @@ class PreparedInputs:
         ]
         return cls(*tokens, *lengths)
 
+    def narrow(self, num_tokens: int, num_reqs: int) -> PreparedInputs:
+        """The first part of each buffer."""
+        return PreparedInputs(
+            self.input_ids[:num_tokens],
+            self.positions[:num_tokens],
+            self.slot_mapping[:num_tokens],
+            self.query_start_loc[: num_reqs + 1],
+            self.seq_lens[:num_reqs],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LogitsRows:
@@ -48,7 +58,7 @@ class LogitsRows:
 def prepare_inputs(
     idx_mapping: torch.Tensor,
     query_lens: torch.Tensor,
-    num_tokens: int,
+    num_tokens: int | None,
     token_ids: torch.Tensor,
     num_computed_tokens: torch.Tensor,
     block_tables: torch.Tensor,
@@ -62,7 +72,8 @@ def prepare_inputs(
     Args:
         idx_mapping: int64 [num_reqs], batch row -> state row.
         query_lens: int64 [num_reqs], tokens of each request in this step.
-        num_tokens: their sum, known to the host.
+        num_tokens: their sum; None where the host cannot know it, as in a recorded step, and
+            ``out`` says how long the batch is.
         token_ids: int32 [num_states, max_model_len], every known token of each state row.
         num_computed_tokens: int64 [num_states], tokens whose KV is cached.
         block_tables: int32 [num_states, max_blocks].
@@ -72,6 +83,8 @@ def prepare_inputs(
     """
     if runs_kernels(token_ids):
         if out is None:
+            if num_tokens is None:
+                raise ValueError("num_tokens or out must say how long the batch is")
             out = PreparedInputs.empty(num_tokens, len(idx_mapping), token_ids.device)
         kernels.input_prep.prepare_inputs(
             idx_mapping,
@@ -96,7 +109,7 @@ def prepare_inputs(
     )
     if out is None:
         return PreparedInputs(*prepared)
-    _fill(_fields(out), prepared, (0, 0, -1, num_tokens, 0))
+    _fill(_fields(out), prepared, (0, 0, -1, len(prepared[0]), 0))
     return out
 
 
@@ -143,20 +156,16 @@ def append_tokens(
     positions: torch.Tensor,
     sampled: torch.Tensor,
     token_ids: torch.Tensor,
-    num_tokens: torch.Tensor,
-    output_counts: torch.Tensor | None = None,
 ) -> None:
-    """Write drawn tokens where the next step's gather finds them, and count them.
+    """Write drawn tokens where the next step's gather finds them.
 
     Args:
         states, positions: int64 [num_rows], of ``LogitsRows``; rows of state -1 are skipped.
         sampled: int64 [num_rows]; negative (nothing allowed) is written as 0.
         token_ids: int32 [num_states, max_model_len], updated in place.
-        num_tokens: int64 [num_states], raised in place to the last written position + 1.
-        output_counts: int32 [num_states, vocab_size], updated in place.
     """
     run = kernels.input_prep.append_tokens if runs_kernels(token_ids) else reference.append_tokens
-    run(states, positions, sampled, token_ids, num_tokens, output_counts)
+    run(states, positions, sampled, token_ids)
 
 
 def staged_write(
@@ -171,7 +180,7 @@ def staged_write(
     Args:
         target: [num_states, width] or [num_states], any dtype, updated in place.
         rows, starts: int64 [num_writes]; no two writes may overlap.
-        value_start_loc: int32 [num_writes + 1], prefix sum of the lengths n_i.
+        value_start_loc: int32 or int64 [num_writes + 1], prefix sum of the lengths n_i.
         values: target's dtype [total], one write's after another's.
     """
     run = kernels.input_prep.staged_write if runs_kernels(target) else reference.staged_write

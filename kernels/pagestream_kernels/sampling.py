@@ -1,7 +1,9 @@
-"""Processors of logits rows, draws from them, and log-probabilities.
+"""One token from each row of logits, and log-probabilities.
 
-A draw is ``argmax(logits + gumbel(seed, position, token))``: exact sampling from the softmax, with
-noise from a counter-based generator, so that it depends on nothing but its own row's key.
+A draw is ``argmax(logits / temperature + gumbel(seed, position, token))``: exact sampling from the
+softmax, with noise from a counter-based generator, so that it depends on nothing but its own row's
+key. Filters are one number per row, the least logit that they leave. Parameters are tensors of
+state rows, and ``idx_mapping``, int64 [num_rows], says which one each logits row belongs to.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from pagestream_kernels import reference
+from pagestream_kernels.dispatch import kernels, runs_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,79 +27,72 @@ class Logprobs:
     top_logprobs: torch.Tensor  # float32 [num_rows, k]
 
 
-def apply_penalties(
-    logits: torch.Tensor,
-    in_prompt: torch.Tensor,
-    output_counts: torch.Tensor,
-    repetition: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-) -> torch.Tensor:
-    """Penalise tokens that were there before; returns a new tensor.
+def argmax_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """The most likely token of each row, of equal ones the first: int64 [num_rows].
 
-    Args:
-        logits: float32 [num_rows, vocab_size].
-        in_prompt: bool [num_rows, vocab_size].
-        output_counts: int32 [num_rows, vocab_size].
-        repetition, presence, frequency: float32 [num_rows]; 1, 0, 0 = off.
-
-    Repetition divides positive logits and multiplies negative ones, for tokens of prompt and output
-    (Keskar et al., 2019, CTRL); then presence and frequency are subtracted, for the output's alone
-    (the OpenAI API's definition).
+    logits: [num_rows, vocab_size], any float dtype; -inf = never, and -1 where nothing is possible.
     """
-    return reference.apply_penalties(
-        logits, in_prompt, output_counts, repetition, presence, frequency
-    )
-
-
-def filter_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Set to -inf what is less likely than ``min_p`` times the most likely; a new tensor.
-
-    Args:
-        logits: float32 [num_rows, vocab_size], temperature already applied.
-        min_p: float32 [num_rows], 0 = off.
-
-    Source: Nguyen et al., 2024.
-    """
-    return reference.filter_min_p(logits, min_p)
-
-
-def filter_top_k_top_p(
-    logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
-) -> torch.Tensor:
-    """Set what falls outside the top-k, then outside the nucleus, to -inf; returns a new tensor.
-
-    Args:
-        logits: float32 [num_rows, vocab_size], temperature already applied.
-        top_k: int64 [num_rows], vocab_size or more = off; None = off for all rows.
-        top_p: float32 [num_rows], 1 = off; None = off for all rows. The token that crosses the
-            threshold is kept, as is at least one token.
-
-    Source: Holtzman et al., 2020 (nucleus); the order is transformers' and vLLM's.
-    """
-    return reference.filter_top_k_top_p(logits, top_k, top_p)
+    if runs_kernels(logits):
+        return kernels.sampling.argmax_tokens(logits)
+    return reference.argmax_tokens(logits)
 
 
 def gumbel_argmax(
-    logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+    logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    positions: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    thresholds: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Draw one token per row: int64 [num_rows].
+    """Draw one token per row: int64 [num_rows], -1 where nothing is possible.
 
     Args:
-        logits: float32 [num_rows, vocab_size], -inf = never.
-        seeds: int64 [num_rows] (the request's 64 bits).
+        logits: [num_rows, vocab_size], any float dtype, -inf = never.
         positions: int64 [num_rows], index of the drawn token in its sequence.
+        temperature: float32 [num_states], 0 = the most likely token.
+        seeds: int64 [num_states] (the request's 64 bits).
+        thresholds: float32 [num_rows] from ``filter_thresholds``; None = nothing is filtered.
 
     Source: Gumbel-max trick (Gumbel, 1954; Maddison et al., 2014).
     """
-    return reference.gumbel_argmax(logits, seeds, positions)
+    run = kernels.sampling.gumbel_argmax if runs_kernels(logits) else reference.gumbel_argmax
+    return run(logits, idx_mapping, positions, temperature, seeds, thresholds)
+
+
+def filter_thresholds(
+    logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> torch.Tensor:
+    """The least logit that a row's filters leave: float32 [num_rows], -inf = all of them.
+
+    Args:
+        logits: [num_rows, vocab_size], any float dtype, -inf = never.
+        temperature: float32 [num_states], of the probabilities; 0 = the row needs no filters.
+        top_k: int64 [num_states], vocab_size or more = off.
+        top_p: float32 [num_states], 1 = off. The token that crosses the threshold is kept.
+        min_p: float32 [num_states], 0 = off.
+
+    min-p and top-k first, then top-p of what they leave. Tokens as likely as the last one kept are
+    kept too, and so is the most likely one. Sources: Holtzman et al., 2020 (nucleus); Nguyen et
+    al., 2024 (min-p); the order is transformers' and vLLM's.
+    """
+    run = reference.filter_thresholds
+    if runs_kernels(logits):
+        run = kernels.filter_thresholds.filter_thresholds
+    return run(logits, idx_mapping, temperature, top_k, top_p, min_p)
 
 
 def gather_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, k: int) -> Logprobs:
     """Log-softmax of each row at its token and at its k best.
 
     Args:
-        logits: float32 [num_rows, vocab_size].
+        logits: [num_rows, vocab_size], any float dtype.
         token_ids: int64 [num_rows].
     """
-    return Logprobs(*reference.gather_logprobs(logits, token_ids, k))
+    family = kernels.logprobs if runs_kernels(logits) else reference
+    return Logprobs(*family.gather_logprobs(logits, token_ids, k))

@@ -6,13 +6,20 @@ from pagestream_kernels.reference.input_prep import (
     prepare_inputs,
     staged_write,
 )
+from pagestream_kernels.reference.logits_processors import (
+    add_bias,
+    apply_bitmask,
+    apply_penalties,
+    ban_endings,
+    ban_stop_tokens,
+    count_tokens,
+)
 from pagestream_kernels.reference.paged_attention import paged_attention
 from pagestream_kernels.reference.rms_norm import fused_add_rms_norm, rms_norm
 from pagestream_kernels.reference.rope_kv_write import rope_kv_write
 from pagestream_kernels.reference.sampling import (
-    apply_penalties,
-    filter_min_p,
-    filter_top_k_top_p,
+    argmax_tokens,
+    filter_thresholds,
     gather_logprobs,
     gumbel_argmax,
     uniforms,
@@ -20,10 +27,15 @@ from pagestream_kernels.reference.sampling import (
 from pagestream_kernels.reference.silu_and_mul import gelu_tanh_and_mul, silu_and_mul
 
 __all__ = [
+    "add_bias",
     "append_tokens",
+    "apply_bitmask",
     "apply_penalties",
-    "filter_min_p",
-    "filter_top_k_top_p",
+    "argmax_tokens",
+    "ban_endings",
+    "ban_stop_tokens",
+    "count_tokens",
+    "filter_thresholds",
     "fused_add_rms_norm",
     "gather_logits_rows",
     "gather_logprobs",

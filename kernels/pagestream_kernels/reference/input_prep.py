@@ -8,7 +8,7 @@ import torch
 def prepare_inputs(
     idx_mapping: torch.Tensor,
     query_lens: torch.Tensor,
-    num_tokens: int,
+    num_tokens: int | None,
     token_ids: torch.Tensor,
     num_computed_tokens: torch.Tensor,
     block_tables: torch.Tensor,
@@ -16,6 +16,7 @@ def prepare_inputs(
     advance: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     device = token_ids.device
+    num_tokens = int(query_lens.sum()) if num_tokens is None else num_tokens
     ends = query_lens.cumsum(0)  # [num_reqs]
     query_start_loc = torch.zeros(len(query_lens) + 1, dtype=torch.int32, device=device)
     query_start_loc[1:] = ends
@@ -56,20 +57,11 @@ def gather_logits_rows(
 
 
 def append_tokens(
-    states: torch.Tensor,
-    positions: torch.Tensor,
-    sampled: torch.Tensor,
-    token_ids: torch.Tensor,
-    num_tokens: torch.Tensor,
-    output_counts: torch.Tensor | None,
+    states: torch.Tensor, positions: torch.Tensor, sampled: torch.Tensor, token_ids: torch.Tensor
 ) -> None:
     real = states >= 0
-    states, positions, sampled = states[real], positions[real], sampled[real].clamp_min(0)
-    token_ids[states, positions] = sampled.to(token_ids.dtype)
-    num_tokens.scatter_reduce_(0, states, positions + 1, "amax")
-    if output_counts is not None:
-        one = torch.ones((), dtype=output_counts.dtype, device=output_counts.device)
-        output_counts.index_put_((states, sampled), one, accumulate=True)
+    drawn = sampled[real].clamp_min(0).to(token_ids.dtype)
+    token_ids[states[real], positions[real]] = drawn
 
 
 def staged_write(

@@ -1,4 +1,4 @@
-"""Filters and draws in plain torch; see ``pagestream_kernels.sampling`` for shapes.
+"""Filters, draws and log-probabilities in plain torch; see ``pagestream_kernels.sampling``.
 
 The generator is two rounds of a 32-bit avalanche hash over (token, position, seed): stateless, the
 same on every device, and cheap enough to evaluate for a whole vocabulary.
@@ -10,63 +10,73 @@ import torch
 
 _MASK = 0xFFFFFFFF
 _SALT = 0x9E3779B9
+_NEVER = float("-inf")
 
 
-def apply_penalties(
+def argmax_tokens(logits: torch.Tensor) -> torch.Tensor:
+    best, token_ids = logits.max(dim=-1)
+    return token_ids.masked_fill_(best == _NEVER, -1)
+
+
+def gumbel_argmax(
     logits: torch.Tensor,
-    in_prompt: torch.Tensor,
-    output_counts: torch.Tensor,
-    repetition: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    positions: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    thresholds: torch.Tensor | None,
 ) -> torch.Tensor:
-    in_output = output_counts > 0
-    factor = torch.where(in_prompt | in_output, repetition[:, None], 1.0)
-    logits = torch.where(logits > 0, logits / factor, logits * factor)
-    return logits - presence[:, None] * in_output - frequency[:, None] * output_counts
+    best, token_ids = logits.max(dim=-1)
+    drawn = (temperature[idx_mapping] > 0).nonzero()[:, 0]
+    if len(drawn):
+        states = idx_mapping[drawn]
+        scaled = logits[drawn].to(torch.float32)
+        if thresholds is not None:
+            scaled = scaled.masked_fill_(scaled < thresholds[drawn, None], _NEVER)
+        # From the maximum downwards, so that a low temperature cannot reach +inf.
+        scaled -= best[drawn, None].to(torch.float32)
+        scaled /= temperature[states, None]
+        u = uniforms(seeds[states], positions[drawn], logits.shape[-1])
+        # Large noise decides the draw. It comes from u near 0, where float32 is finest.
+        scaled -= torch.log(-torch.log1p(-u))
+        token_ids[drawn] = scaled.argmax(dim=-1)
+    return token_ids.masked_fill_(best == _NEVER, -1)
 
 
-def filter_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    threshold = logits.amax(dim=-1, keepdim=True) + min_p.log()[:, None]
-    return logits.masked_fill(logits < threshold, float("-inf"))
+def filter_thresholds(
+    logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> torch.Tensor:
+    t, k, p, m = (values[idx_mapping] for values in (temperature, top_k, top_p, min_p))
+    thresholds = torch.full_like(t, _NEVER)
+    rows = ((t > 0) & ((k < logits.shape[-1]) | (p < 1) | (m > 0))).nonzero()[:, 0]
+    if not len(rows):
+        return thresholds
+    t, k, p, m = (values[rows, None] for values in (t, k, p, m))
+    ordered = logits[rows].to(torch.float32).sort(dim=-1, descending=True).values
+    least = ordered[:, :1] + t * m.log()  # [len(rows), 1]
+    least = torch.maximum(least, ordered.gather(-1, k.clamp(1, logits.shape[-1]) - 1))
+    probs = ((ordered - ordered[:, :1]) / t).masked_fill_(ordered < least, _NEVER).softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs  # mass of what ranks above
+    outside = (before >= p) & (p < 1)
+    outside[:, 0] = False
+    kept = torch.where(outside, float("inf"), ordered).amin(dim=-1, keepdim=True)
+    thresholds[rows] = torch.maximum(least, kept)[:, 0]
+    return thresholds
 
 
 def gather_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, ...]:
-    logprobs = logits.log_softmax(dim=-1)
+    logprobs = logits.to(torch.float32).log_softmax(dim=-1)
     chosen = logprobs.gather(-1, token_ids[:, None])
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    ranks = (logits > logits.gather(-1, token_ids[:, None])).sum(dim=-1) + 1
     top_logprobs, top_ids = logprobs.topk(k, dim=-1)
     return token_ids, chosen[:, 0], ranks, top_ids, top_logprobs
-
-
-def filter_top_k_top_p(
-    logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
-) -> torch.Tensor:
-    if top_k is None and top_p is None:
-        return logits
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    if top_k is not None:
-        kept = top_k.clamp(1, logits.shape[-1])
-        threshold = ordered.gather(-1, (kept - 1)[:, None])
-        ordered = ordered.masked_fill(ordered < threshold, float("-inf"))
-    if top_p is not None:
-        probs = ordered.softmax(dim=-1)
-        before = probs.cumsum(dim=-1) - probs  # mass of what ranks above
-        outside = before >= top_p[:, None]
-        outside[:, 0] = False
-        ordered = ordered.masked_fill(outside & (top_p[:, None] < 1.0), float("-inf"))
-    return torch.empty_like(logits).scatter_(-1, order, ordered)
-
-
-def gumbel_argmax(
-    logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
-    u = uniforms(seeds, positions, logits.shape[-1])
-    # Large noise decides the draw. It comes from u near 0, where float32 is finest.
-    gumbel = -torch.log(-torch.log1p(-u))
-    return (logits + gumbel).argmax(dim=-1)
 
 
 def uniforms(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:

@@ -7,20 +7,30 @@ Launch settings are fixed tables, so that no request ever waits for a tuner.
 
 from pagestream_kernels.triton import (
     compile_watch,
+    filter_thresholds,
     input_prep,
+    logits_processors,
+    logprobs,
     paged_attention,
     rms_norm,
     rope_kv_write,
+    sampling,
     silu_and_mul,
+    vocabulary,
 )
 from pagestream_kernels.triton.device import INTERPRETED
 
 __all__ = [
     "INTERPRETED",
     "compile_watch",
+    "filter_thresholds",
     "input_prep",
+    "logits_processors",
+    "logprobs",
     "paged_attention",
     "rms_norm",
     "rope_kv_write",
+    "sampling",
     "silu_and_mul",
+    "vocabulary",
 ]

@@ -123,27 +123,13 @@ def _gather_logits_rows(
 
 
 @triton.jit
-def _append_tokens(
-    states_ptr,
-    positions_ptr,
-    sampled_ptr,
-    token_ids_ptr,
-    num_tokens_ptr,
-    output_counts_ptr,
-    token_ids_stride,
-    output_counts_stride,
-    HAS_COUNTS: tl.constexpr,
-):
+def _append_tokens(states_ptr, positions_ptr, sampled_ptr, token_ids_ptr, token_ids_stride):
     row = tl.program_id(0)
     state = tl.load(states_ptr + row).to(tl.int64)
     if state >= 0:
         position = tl.load(positions_ptr + row).to(tl.int64)
         token = tl.maximum(tl.load(sampled_ptr + row), 0)
         tl.store(token_ids_ptr + state * token_ids_stride + position, token.to(tl.int32))
-        tl.atomic_max(num_tokens_ptr + state, position + 1, sem="relaxed")
-        if HAS_COUNTS:
-            count_at = output_counts_ptr + state * output_counts_stride + token
-            tl.atomic_add(count_at, 1, sem="relaxed")
 
 
 @triton.jit
@@ -225,24 +211,10 @@ def gather_logits_rows(
 
 
 def append_tokens(
-    states: torch.Tensor,
-    positions: torch.Tensor,
-    sampled: torch.Tensor,
-    token_ids: torch.Tensor,
-    num_tokens: torch.Tensor,
-    output_counts: torch.Tensor | None,
+    states: torch.Tensor, positions: torch.Tensor, sampled: torch.Tensor, token_ids: torch.Tensor
 ) -> None:
     _append_tokens[(len(states),)](
-        states,
-        positions,
-        sampled,
-        token_ids,
-        num_tokens,
-        output_counts,
-        token_ids.stride(0),
-        0 if output_counts is None else output_counts.stride(0),
-        HAS_COUNTS=output_counts is not None,
-        num_warps=1,
+        *(states, positions, sampled, token_ids, token_ids.stride(0)), num_warps=1
     )
 
 

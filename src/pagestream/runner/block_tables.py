@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from pagestream_kernels.transfers import to_device
+from pagestream_kernels import staged_write
+from pagestream_kernels.transfers import to_device, to_device_together
 
 
 class BlockTables:
@@ -22,17 +23,20 @@ class BlockTables:
         self._num_blocks[state_idx] = 0
 
     def append(self, new_blocks: list[tuple[int, list[int]]]) -> None:
-        """``new_blocks``: (state row, its further block ids)."""
-        width = self.block_tables.shape[1]
-        places: list[int] = []
+        """``new_blocks``: (state row, its further block ids), each row once."""
+        rows: list[int] = []
+        starts: list[int] = []
         values: list[int] = []
+        ends = [0]
         for state_idx, block_ids in new_blocks:
             if block_ids:
-                start = self._num_blocks[state_idx]
-                end = self._num_blocks[state_idx] = start + len(block_ids)
-                places.extend(range(state_idx * width + start, state_idx * width + end))
+                rows.append(state_idx)
+                starts.append(self._num_blocks[state_idx])
+                self._num_blocks[state_idx] += len(block_ids)
                 values += block_ids
-        if places:
+                ends.append(len(values))
+        if rows:
             device = self.block_tables.device
-            index, written = to_device([places, values], torch.int64, device)
-            self.block_tables.view(-1)[index] = written.to(torch.int32)
+            writes = to_device_together([rows, starts, ends], torch.int64, device)
+            written = to_device(values, torch.int32, device)
+            staged_write(self.block_tables, writes[0], writes[1], writes[2], written)

@@ -21,7 +21,7 @@ from pagestream_kernels import (
     plan_attention,
     prepare_inputs,
 )
-from pagestream_kernels.transfers import to_device
+from pagestream_kernels.transfers import to_device_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,9 @@ def build_input_batch(
     query_lens = [request.num_scheduled_tokens for request in output.scheduled]
     num_logits = [request.num_logits for request in output.scheduled]
     # One copy for all that the host sends.
-    sent = to_device([state_rows, query_lens, num_logits], torch.int64, device)
-    idx_mapping, query_lens_of, num_logits_of = sent.unbind()
+    idx_mapping, query_lens_of, num_logits_of = to_device_together(
+        [state_rows, query_lens, num_logits], torch.int64, device
+    )
     prepared = prepare_inputs(
         idx_mapping,
         query_lens_of,

@@ -30,8 +30,9 @@ from pagestream.runner.step_future import StepFuture
 from pagestream.sampling.row_tokens import RowTokens
 from pagestream.sampling.sampler import Sampler
 from pagestream.sampling.sampling_states import SamplingStates
+from pagestream.sampling_params import MAX_LOGPROBS
 from pagestream.scheduler.scheduler_output import SchedulerOutput
-from pagestream_kernels import append_tokens, plan_attention, prepare_inputs
+from pagestream_kernels import PreparedInputs, append_tokens, plan_attention, prepare_inputs
 from pagestream_kernels.transfers import to_device
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,8 @@ class ModelRunner:
             config.max_num_seqs * max_blocks
         )
         self._kv_cache = self._allocate(self.num_blocks)
+        most = config.max_num_seqs
+        self._decode_inputs = PreparedInputs.empty(most, most, self.device)
         self._graphs: DecodeGraphs | None = None
         if recorder is not None:
             self._graphs = self._record_graphs(recorder)
@@ -133,9 +136,7 @@ class ModelRunner:
         tokens = RowTokens(step.state_rows, step.positions, states.token_ids)
         allowed = None if bitmask is None else to_device(bitmask, torch.int32, self.device)
         sampled = self._sampler.sample(step.logits, self._sampling, tokens, allowed)
-        append_tokens(
-            step.states, step.positions, sampled.token_ids, states.token_ids, states.num_tokens
-        )
+        append_tokens(step.states, step.positions, sampled.token_ids, states.token_ids)
         self._sampling.count_tokens(step.state_rows, sampled.token_ids)
         return StepFuture(sampled, step.num_logits, step.prompt_logprobs)
 
@@ -161,16 +162,19 @@ class ModelRunner:
 
     def _decode(self, idx_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A decode step as device work alone: state rows -> logits, positions of drawn tokens."""
-        states, tables = self._states, self._tables.block_tables
+        states, tables, num_reqs = self._states, self._tables.block_tables, len(idx_mapping)
+        # A padded row has no token: it reads no cache, writes none, and its state stays as it is.
+        query_lens = (idx_mapping != states.padding_state).to(torch.int64)
         prepared = prepare_inputs(
             idx_mapping,
-            torch.ones_like(idx_mapping),
-            len(idx_mapping),
+            query_lens,
+            None,
             states.token_ids,
             states.num_computed_tokens,
             tables,
             self._block_size,
             advance=True,
+            out=self._decode_inputs.narrow(num_reqs, num_reqs),
         )
         attention = plan_attention(
             prepared.query_start_loc,
@@ -187,22 +191,18 @@ class ModelRunner:
             attention,
             self._kv_cache,
         )
-        # Padded rows decode the same first token for ever.
-        states.num_computed_tokens[states.padding_state].zero_()
         return self._model.logits(hidden), prepared.positions + 1
 
     @torch.inference_mode()
     def _record_graphs(self, recorder: Recorder) -> DecodeGraphs:
-        # The one block beyond those that the KV manager hands out takes what padded rows write.
-        padding_state = self._states.padding_state
-        self._tables.append([(padding_state, [self.num_blocks])])
         sizes = graph_sizes(self._config.max_num_seqs)
+        padding_state = self._states.padding_state
         graphs = DecodeGraphs(sizes, self._decode, padding_state, self.device, recorder)
         graphs.record(log_progress("decode graphs recorded"))
         return graphs
 
     def _allocate(self, num_blocks: int) -> torch.Tensor:
-        """[num_layers, 2 (k, v), num_blocks + 1, block_size, num_kv_heads, head_dim]"""
+        """[num_layers, 2 (k, v), num_blocks, block_size, num_kv_heads, head_dim]"""
         model_config = self._model_config
         logger.info(
             "KV cache: %d blocks of %d tokens, %.0f MiB, %s on %s",
@@ -215,7 +215,7 @@ class ModelRunner:
         shape = (
             model_config.num_hidden_layers,
             2,
-            num_blocks + 1,
+            num_blocks,
             self._block_size,
             model_config.num_key_value_heads,
             model_config.head_dim,
@@ -247,8 +247,8 @@ class ModelRunner:
             torch.zeros_like(positions), positions, positions, attention, self._kv_cache
         )
         rows = torch.zeros(self._config.max_num_seqs, dtype=torch.int64, device=device)
-        logits = self._model.logits(hidden[rows]).to(torch.float32)
-        torch.softmax(logits, dim=-1).sort(dim=-1)
+        logits = self._model.logits(hidden[rows])
+        logits.to(torch.float32, copy=True).topk(MAX_LOGPROBS)
 
 
 def log_progress(what: str) -> Callable[[int, int], None]:

@@ -46,7 +46,7 @@ def prompt_logprobs(
             slices = []
             for low in range(0, num_rows, _ROWS_PER_SLICE):
                 high = min(low + _ROWS_PER_SLICE, num_rows)
-                logits = model.logits(hidden[start + low : start + high]).to(torch.float32)
+                logits = model.logits(hidden[start + low : start + high])
                 targets = states.token_ids[state_idx, first + low : first + high].long()
                 slices.append(gather_logprobs(logits, targets, row.prompt_logprobs))
             results[index] = PromptLogprobs(first, row.prompt_logprobs, slices)

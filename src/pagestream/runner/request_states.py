@@ -11,7 +11,7 @@ import torch
 
 from pagestream.scheduler.scheduler_output import NewRequest
 from pagestream_kernels import staged_write
-from pagestream_kernels.transfers import to_device
+from pagestream_kernels.transfers import to_device, to_device_together
 
 
 class RequestStates:
@@ -21,8 +21,7 @@ class RequestStates:
     def __init__(self, max_num_seqs: int, max_seq_len: int, device: torch.device) -> None:
         rows = max_num_seqs + 1
         self.token_ids = torch.zeros((rows, max_seq_len), dtype=torch.int32, device=device)
-        self._counts = torch.zeros((2, rows), dtype=torch.int64, device=device)
-        self.num_tokens, self.num_computed_tokens = self._counts.unbind()  # each int64 [num_states]
+        self.num_computed_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.padding_state = max_num_seqs
         self._state_idx: dict[str, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
@@ -44,12 +43,13 @@ class RequestStates:
             token_ids += request.token_ids
             ends.append(len(token_ids))
         device = self.token_ids.device
-        counts = [[len(r.token_ids) for r in requests], [r.num_computed_tokens for r in requests]]
-        numbers = to_device([rows, [0] * len(rows), *counts], torch.int64, device)
-        tokens = to_device(ends + token_ids, torch.int32, device)
-        start_loc, values = tokens[: len(ends)], tokens[len(ends) :]
-        staged_write(self.token_ids, numbers[0], numbers[1], start_loc, values)
-        self._counts[:, numbers[0]] = numbers[2:]
+        num_computed = [request.num_computed_tokens for request in requests]
+        rows_of, starts, ends_of, num_computed_of = to_device_together(
+            [rows, [0] * len(rows), ends, num_computed], torch.int64, device
+        )
+        values = to_device(token_ids, torch.int32, device)
+        staged_write(self.token_ids, rows_of, starts, ends_of, values)
+        self.num_computed_tokens[rows_of] = num_computed_of
         return rows
 
     def remove(self, request_id: str) -> int:

@@ -13,9 +13,3 @@ class RowTokens:
     """State row of each logits row."""
     positions: torch.Tensor  # int64 [num_rows], index of the token to be drawn in its sequence
     token_ids: torch.Tensor  # int32 [num_states, max_seq_len], every known token of a state row
-
-    def last(self, index: int, count: int) -> torch.Tensor:
-        """The ``count`` tokens before the one to be drawn: int32 [count], -1 before the start."""
-        at = self.positions[index] - count + torch.arange(count, device=self.positions.device)
-        found = self.token_ids[self.state_rows[index]].index_select(0, at.clamp_min(0))
-        return found.masked_fill(at < 0, -1)

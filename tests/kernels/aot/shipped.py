@@ -2,8 +2,7 @@
 
 import shipped_attention
 import shipped_elementwise
+import shipped_sampling
 
-BY_NAME = {
-    one.name: one
-    for one in (*shipped_attention.CONFIGURATIONS, *shipped_elementwise.CONFIGURATIONS)
-}
+FAMILIES = (shipped_attention, shipped_elementwise, shipped_sampling)
+BY_NAME = {one.name: one for family in FAMILIES for one in family.CONFIGURATIONS}

@@ -63,12 +63,9 @@ def gather_logits_rows(hidden: int) -> None:
     )
 
 
-def append_tokens(*, counted: bool) -> None:
+def append_tokens() -> None:
     kernels.input_prep.append_tokens(
-        *(tensor(TOKENS, dtype=INT64) for _ in range(3)),
-        tensor(STATES, MAX_LEN, dtype=INT32),
-        tensor(STATES, dtype=INT64),
-        tensor(STATES, 49152, dtype=INT32) if counted else None,
+        *(tensor(TOKENS, dtype=INT64) for _ in range(3)), tensor(STATES, MAX_LEN, dtype=INT32)
     )
 
 
@@ -102,8 +99,7 @@ def _configurations() -> Iterator[Configuration]:
         ("prepare_inputs advance", partial(prepare_inputs, advance=True), "_prepare_inputs"),
         ("gather_logits_rows 576", partial(gather_logits_rows, 576), "_gather_logits_rows"),
         ("gather_logits_rows 4096", partial(gather_logits_rows, 4096), "_gather_logits_rows"),
-        ("append_tokens", partial(append_tokens, counted=False), "_append_tokens"),
-        ("append_tokens counted", partial(append_tokens, counted=True), "_append_tokens"),
+        ("append_tokens", append_tokens, "_append_tokens"),
         ("staged_write rows int32", partial(staged_write, INT32, MAX_LEN), "_staged_write"),
         ("staged_write int64", partial(staged_write, INT64), "_staged_write"),
     ):
