@@ -5,7 +5,7 @@ import time
 import pytest
 from demand_chains import LONG
 from e2e_support import ENSEMBLES, MODES, wait_until
-from script_model import EOS, METASPACE, TURN_END
+from script_model import EOS, TURN_END
 
 pytestmark = pytest.mark.server
 
@@ -255,11 +255,8 @@ BAD_WORDS = [
 @pytest.mark.parametrize("ensemble", ENSEMBLES)
 @pytest.mark.parametrize(("name", "bad_words", "text"), BAD_WORDS)
 def test_row_29_bad_words_are_blocked_in_every_spelling(
-    request, each_script, ensemble, name, bad_words, text, stream
+    each_script, ensemble, name, bad_words, text, stream
 ):
     """After a space and not, and over several tokens; with capitals as given."""
-    if each_script.family == METASPACE and text in (" Lon is", " Paris is", "Riverbank."):
-        reason = "a metaspace tokenizer puts a space before every bad word"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     answer = each_script.ask(name, ensemble, stream=stream, bad_words=bad_words)
     assert answer.text_output == text

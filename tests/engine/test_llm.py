@@ -140,11 +140,12 @@ def test_results_carry_timing_cache_hits_and_logprobs(llm):
     assert [item.top_ids[0] for item in second.logprobs] == second.token_ids
 
 
-def test_bad_words_in_every_spelling(llm):
+@pytest.mark.parametrize("word", ["Paris", " Paris"])
+def test_bad_words_in_every_spelling(llm, word):
     prompt = "The capital of France is the city of"
     plain = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
     assert " Paris" in plain.text
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=["Paris"])
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=[word])
     assert "Paris" not in llm.generate(prompt, params, use_tqdm=False)[0].text
 
 

@@ -64,6 +64,10 @@ class SpecialTokenGuard:
                 done = end
         return ids + self._encode_plain(text[done:], hidden, is_first=done == 0)
 
+    def encode_inside(self, text: str) -> list[int]:
+        """The ids of a text that goes on with another: with no space put before it."""
+        return list(self._inner_copy.encode(text, add_special_tokens=False).ids)
+
     def _is_spelled(self, token_id: int, text: str) -> bool:
         """Whether the id is a special token that the text spells: unknown characters become <unk>
         without spelling it."""

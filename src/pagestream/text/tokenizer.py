@@ -66,11 +66,14 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False)
 
     def with_bad_words(self, params: SamplingParams) -> SamplingParams:
-        """bad_words added to bad_words_token_ids, as a word of its own and after a space."""
+        """bad_words added to bad_words_token_ids: as a word of its own, after a space, and where
+        it goes on with other text."""
         sequences = list(params.bad_words_token_ids)
-        for text in params.bad_words:
-            for spelling in (text, " " + text.lstrip()):
-                ids = tuple(self._tokenizer(spelling, add_special_tokens=False).input_ids)
+        for word in params.bad_words:
+            text = word.lstrip() or word
+            after_space = self.encode(" " + text, add_special_tokens=False)
+            alone = self.encode(text, add_special_tokens=False)
+            for ids in map(tuple, (alone, after_space, self._guard.encode_inside(text))):
                 if ids and ids not in sequences:
                     sequences.append(ids)
         return dataclasses.replace(params, bad_words=(), bad_words_token_ids=tuple(sequences))
