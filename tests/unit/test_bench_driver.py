@@ -13,6 +13,7 @@ from pagestream.bench.driver import (
     run_point,
     warm_up,
 )
+from pagestream.bench.served import peak_memory_of, server_processes
 from pagestream.bench.workload import PlannedRequest, Point
 
 
@@ -145,3 +146,21 @@ def test_the_server_is_watched_while_a_point_runs():
     samples = watch.samples()
     assert samples.waiting == [7.0, 7.0]
     assert samples.peak_memory_bytes == 5
+
+
+def test_memory_is_that_of_the_servers_own_processes(tmp_path):
+    def process(pid, name, session):
+        directory = tmp_path / str(pid)
+        directory.mkdir()
+        (directory / "stat").write_text(f"{pid} ({name}) S 1 {session} {session} 0")
+        (directory / "status").write_text(f"Name: x\nVmHWM:\t{pid} kB\nVmRSS: 1 kB\n")
+
+    process(10, "tritonserver", 10)
+    process(11, "triton_python_", 10)
+    process(12, "odd) name", 12)
+    assert sorted(server_processes(None, tmp_path)) == [10, 11]
+    process(20, "tritonserver", 20)
+    assert server_processes(None, tmp_path) == []
+    assert server_processes(20, tmp_path) == [20]
+    assert peak_memory_of(11, tmp_path) == 11 * 1024
+    assert peak_memory_of(99, tmp_path) is None

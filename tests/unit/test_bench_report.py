@@ -109,6 +109,14 @@ def test_what_is_no_run_is_refused(command, tmp_path):
     assert "holds no run" in done.output
 
 
+def test_a_run_that_was_interrupted_at_once_says_so(tmp_path):
+    RunWriter(tmp_path / "run", {"name": "cut", "points": []}).close([], complete=False)
+    assert "not complete" in call("table", tmp_path / "run").output
+    done = call("report", tmp_path / "run", "-o", tmp_path / "page.html")
+    assert done.exit_code == 1
+    assert "nothing to report" in done.output
+
+
 def perf_analyzer_export():
     def output(tokens, reason=""):
         return {"text_output": "x", "num_output_tokens": tokens, "finish_reason": reason}

@@ -92,7 +92,7 @@ class ServedTarget:
         """Of the largest process of the server, which is the engine's."""
         if self._pid is None and self._url.rpartition(":")[0] not in LOCAL_HOSTS:
             return None
-        peaks = [peak_memory_of(pid) for pid in _server_processes(self._pid)]
+        peaks = [peak_memory_of(pid) for pid in server_processes(self._pid)]
         return max((peak for peak in peaks if peak is not None), default=None)
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ def peak_memory_of(pid: int, proc: Path = Path("/proc")) -> int | None:
     return None
 
 
-def _server_processes(pid: int | None, proc: Path = Path("/proc")) -> list[int]:
+def server_processes(pid: int | None, proc: Path = Path("/proc")) -> list[int]:
     """Those of tritonserver's session, which it leads. Without ``pid``, of the only tritonserver
     that runs here; none if there are several: whose would it be?"""
     sessions: dict[int, list[int]] = {}

@@ -79,6 +79,11 @@ def report(
         from pagestream.bench import report as pages
 
         read = read_runs(runs)
+        for run in read:
+            if not run.summary:
+                raise ValueError(
+                    f"{run.directory}: interrupted before a point was done, nothing to report"
+                )
         drawn = pages.pictures(read)
         output.write_text(pages.render(read, drawn), encoding="utf-8")
         written = [output]
@@ -133,10 +138,10 @@ def print_runs(runs: Sequence[Run], console: Console) -> None:
             shown.add_column(point["label"], justify="right")
         for column in COLUMNS:
             cells = [column.text(point) for point in run.summary]
-            if column.title in SHOWN and set(cells) != {"–"}:
+            if column.title in SHOWN and set(cells) - {"–"}:
                 bad = column.title in ("errors", "timeouts") and set(cells) != {"0"}
                 shown.add_row(column.title, *cells, style="red" if bad else None)
         console.print(shown)
         if not run.info.get("complete"):
-            console.print("[red]not complete: it was interrupted[/]")
+            console.print("[red]not complete: interrupted before its end[/]")
     console.print("Times in milliseconds; – : not measured.", style="dim", highlight=False)
