@@ -184,7 +184,7 @@ def _combine(
     program = (request.to(tl.int64) * (num_heads // GROUP) + head // GROUP) * SPLITS + splits
     row = program * ROWS + query * GROUP + head % GROUP  # [SPLITS]
     lse = tl.load(lse_ptr + row, mask=used, other=MASKED)
-    weights = tl.where(used, tl.exp2(lse - tl.max(lse, axis=0)), 0.0)
+    weights = tl.exp2(lse - tl.max(lse, axis=0))
     in_head = dims < HEAD_DIM
     at = partial_ptr + row[:, None] * HEAD_DIM + dims[None, :]
     partial = tl.load(at, mask=used[:, None] & in_head[None, :], other=0.0)

@@ -9,7 +9,6 @@ from cases import huge_cache
 from pagestream_kernels import paged_attention, plan_attention
 from pagestream_kernels.triton import attention_settings
 
-HEAD_DIMS = [64, 80, 96, 128, 256]
 NOISE = 2.5e-7
 """Which of two sums of head_dim products in float32 is nearer than this is chance."""
 QUICK_SEEDS, SEEDS = range(3), range(3, 24)
@@ -38,21 +37,22 @@ def test_group_sizes(group, dtype):
     assert_right(Batch([1, 70], [20, 9], group, kv_heads=2, dtype=dtype))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(
+    "head_dim", [80, *(pytest.param(size, marks=pytest.mark.long) for size in (64, 96, 128, 256))]
+)
 def test_head_sizes(head_dim, dtype):
     assert_right(Batch([1, 4], [70, 20], 3, head_dim=head_dim, page=32, dtype=dtype))
     assert_right(Batch([1, 66], [30, 5], 3, head_dim=head_dim, page=32, dtype=dtype))
 
 
-@pytest.mark.parametrize("page", [16, 48, 64])
+@pytest.mark.parametrize("page", [16, 48, pytest.param(64, marks=pytest.mark.long)])
 def test_around_page_boundaries(page):
     """A page of 48 has tiles of 16."""
     lengths = [1, page - 1, page, page + 1, 2 * page - 1, 2 * page, 2 * page + 1]
     assert_right(Batch([1] * 7, [length - 1 for length in lengths], page=page))
-    for query_len in lengths[1:4]:
-        assert_right(Batch([query_len, query_len], [0, page + 1], page=page))
+    for query_len, context_len in zip(lengths[1:4], lengths[1:4], strict=True):
+        assert_right(Batch([query_len, 33], [page + 1, context_len - 1], page=page))
 
 
 @pytest.mark.parametrize("query_len", range(1, 6))
@@ -63,6 +63,11 @@ def test_draft_tokens_to_verify(query_len, group):
     assert_right(batch, max_query_len=5)
 
 
+@pytest.mark.parametrize("tiles", [4, 5, 6, 7, 11, 13])
+def test_splits_of_unequal_size(tiles):
+    assert_right(Batch([1, 2], [16 * tiles - 3, 9], spare_blocks=0))
+
+
 def test_splits_without_a_key_in_their_window():
     assert_right(Batch([1, 3], [400, 300], window=20, spare_blocks=30))
     assert_right(Batch([4, 4], [1, 100], window=1, spare_blocks=30))
@@ -71,6 +76,12 @@ def test_splits_without_a_key_in_their_window():
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 40, 1000])
 def test_windows(window):
     assert_right(Batch([1, 50, 5], [60, 20, 0], window=window))
+
+
+@pytest.mark.parametrize("window", [62, 63, 64])
+def test_windows_that_begin_at_a_tile(window):
+    """Blocks of a prompt whose last query just sees, or does not, a tile's first key."""
+    assert_right(Batch([96], [0], window=window))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
