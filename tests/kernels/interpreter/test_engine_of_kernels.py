@@ -29,7 +29,7 @@ def expected(tiny_model):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU, tests/engine runs through the kernels")
-@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("recorded", [pytest.param(False, marks=pytest.mark.long), True])
 def test_tokens_of_transformers(tiny_model, expected, recorded):
     """The second request waits until the first decodes: steps mix prefill and decode."""
     config = EngineConfig(

@@ -50,6 +50,7 @@ def answers(tiny_model):
     return tokens, logprobs
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not dispatch.INTERPRETED, reason="compares with the same tensors on the CPU")
 def test_tokens_of_the_cpu(tiny_model, monkeypatch):
     tokens, logprobs = answers(tiny_model)
