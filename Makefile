@@ -13,8 +13,9 @@ ARGS ?=
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python serve demo golden test test-long equivalence bench-host \
-  bench-text bench-cpu bench-peers bench-gpu perf-analyzer check clean
+.PHONY: help setup check-python serve demo golden test test-long equivalence \
+  kernels-interpret kernels-aot bench-host bench-text bench-cpu bench-peers bench-gpu \
+  perf-analyzer check clean
 
 help:
 	@echo 'make setup        virtual environment in $(VENV), dependencies, tritonserver, the model'
@@ -24,6 +25,8 @@ help:
 	@echo 'make test         check, then the test suite (under 4 minutes)'
 	@echo 'make test-long    the long tests'
 	@echo 'make equivalence  the same tokens under every schedule: the full product (15 minutes)'
+	@echo 'make kernels-interpret  the kernels in an interpreter of Triton kernels, without a GPU'
+	@echo 'make kernels-aot  the kernels compiled for GPUs of three generations, without one'
 	@echo 'make bench-host   what scheduling costs on the host, without a model'
 	@echo 'make bench-text   what moving text costs, through tritonserver, without a model'
 	@echo 'make bench-cpu    tokens per second on this CPU, offline and served, float32 and int8'
@@ -83,6 +86,12 @@ test-long: setup
 
 equivalence: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long -s tests/engine/test_equivalence.py $(ARGS)
+
+kernels-interpret: $(INSTALLED)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreter $(ARGS)
+
+kernels-aot: $(INSTALLED)
+	$(BIN)/python -m pytest tests/kernels/aot $(ARGS)
 
 bench-host: $(INSTALLED)
 	@$(BIN)/python benchmarks/host_cost.py $(ARGS)
