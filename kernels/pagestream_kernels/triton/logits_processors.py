@@ -52,7 +52,7 @@ def _apply_bitmask(
     tl.store(at, nothing, mask=forbidden & (tokens < VOCAB))
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["endings_stride", "length"])
 def _ban_endings(
     logits_ptr,
     rows_ptr,

@@ -69,9 +69,11 @@ def gather_logprobs(
     num_rows, vocab_size = logits.shape
     chunk = chunk_size(vocab_size)
     num_chunks = triton.cdiv(vocab_size, chunk)
-    tops, sums = logits.new_empty((2, num_rows, num_chunks), dtype=torch.float32)
+    tops = logits.new_empty((num_rows, num_chunks), dtype=torch.float32)
+    sums = logits.new_empty((num_rows, num_chunks), dtype=torch.float32)
     counts = logits.new_empty((num_rows, num_chunks), dtype=torch.int32)
-    normalisers, logprobs = logits.new_empty((2, num_rows), dtype=torch.float32)
+    normalisers = logits.new_empty(num_rows, dtype=torch.float32)
+    logprobs = logits.new_empty(num_rows, dtype=torch.float32)
     ranks = logits.new_empty(num_rows, dtype=torch.int64)
     _sums_of_chunk[(num_rows, num_chunks)](
         *(logits, token_ids, tops, sums, counts, logits.stride(0)),

@@ -119,7 +119,8 @@ def gumbel_argmax(
     num_rows, vocab_size = logits.shape
     chunk = chunk_size(vocab_size)
     num_chunks = triton.cdiv(vocab_size, chunk)
-    tops, scores = logits.new_empty((2, num_rows, num_chunks), dtype=torch.float32)
+    tops = logits.new_empty((num_rows, num_chunks), dtype=torch.float32)
+    scores = logits.new_empty((num_rows, num_chunks), dtype=torch.float32)
     tokens = logits.new_empty((num_rows, num_chunks), dtype=torch.int32)
     out = logits.new_empty(num_rows, dtype=torch.int64)
     _best_of_chunk[(num_rows, num_chunks)](

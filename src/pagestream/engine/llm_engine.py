@@ -186,6 +186,7 @@ class LLMEngine:
         """Run one full-budget prefill, and beside its decode steps a request with every control of
         sampling, so that no user pays for first-touch memory, thread pools, operator caches and
         compilations. Counters start after it; kernels that compile after it are warned of."""
+        self._runner.warm_up_sampling()
         most = min(self.limits.max_model_len, self._kv.pool_tokens) - 3
         length = max(1, min(self.config.max_num_batched_tokens, most))
         for index, params in enumerate(_WARM_UP):

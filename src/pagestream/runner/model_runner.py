@@ -30,6 +30,7 @@ from pagestream.runner.step_future import StepFuture
 from pagestream.sampling.row_tokens import RowTokens
 from pagestream.sampling.sampler import Sampler
 from pagestream.sampling.sampling_states import SamplingStates
+from pagestream.sampling.warm_up import warm_up
 from pagestream.sampling_params import MAX_LOGPROBS
 from pagestream.scheduler.scheduler_output import SchedulerOutput
 from pagestream_kernels import PreparedInputs, append_tokens, plan_attention, prepare_inputs
@@ -139,6 +140,13 @@ class ModelRunner:
         append_tokens(step.states, step.positions, sampled.token_ids, states.token_ids)
         self._sampling.count_tokens(step.state_rows, sampled.token_ids)
         return StepFuture(sampled, step.num_logits, step.prompt_logprobs)
+
+    @torch.inference_mode()
+    def warm_up_sampling(self) -> None:
+        """Run everything that ``sample`` may run. While there are no requests."""
+        shape = (1, self._model_config.hidden_size)
+        hidden = torch.zeros(shape, dtype=self._dtype, device=self.device)
+        warm_up(self._sampling, self._states.token_ids, self._model.logits(hidden))
 
     def release(self, request_ids: list[str]) -> None:
         """Drop the state rows of requests that finished or were preempted."""

@@ -45,7 +45,7 @@ class _Needs:
     """What the rows of a batch need: indices of the rows, by processor."""
 
     def __init__(self, rows: list[RowParams]) -> None:
-        self.drawn = [index for index, row in enumerate(rows) if not row.greedy]
+        self.draws = any(not row.greedy for row in rows)
         self.filtered = any(row.filtered and not row.greedy for row in rows)
         self.allowed = [index for index, row in enumerate(rows) if row.allowed]
         self.bad_words = [index for index, row in enumerate(rows) if row.bad_words]
@@ -59,6 +59,10 @@ class _Needs:
             *(self.biased, self.penalised),
         )
         self.logprobs = [index for index, row in enumerate(rows) if row.logprobs is not None]
+
+    @property
+    def only_the_best(self) -> bool:
+        return not (self.draws or self.logprobs or any(self.processors))
 
 
 class Sampler:
@@ -77,6 +81,8 @@ class Sampler:
         """
         rows = [states.row(state_idx) for state_idx in tokens.state_rows]
         needs = _Needs(rows)
+        if needs.only_the_best and bitmask is None:
+            return SamplerOutput(argmax_tokens(logits), [], [], None)
         idx_mapping, wanted, *processed = to_device_together(
             [tokens.state_rows, needs.logprobs, *needs.processors], torch.int64, logits.device
         )
@@ -129,7 +135,7 @@ def _draw(
     needs: _Needs,
 ) -> torch.Tensor:
     """int64 [num_rows]. Greedy rows have temperature 0 on the device."""
-    if not needs.drawn:
+    if not needs.draws:
         return argmax_tokens(scores)
     temperature, thresholds = states.temperature, None
     if needs.filtered:

@@ -73,7 +73,7 @@ def staged_write(dtype: torch.dtype, *shape: int) -> None:
     kernels.input_prep.staged_write(
         tensor(STATES, *shape, dtype=dtype),
         *(tensor(TOKENS, dtype=INT64) for _ in range(2)),
-        tensor(TOKENS + 1, dtype=INT32),
+        tensor(TOKENS + 1, dtype=INT64),
         tensor(1000, dtype=dtype),
     )
 

@@ -15,8 +15,8 @@ from pagestream_kernels import (
 from pagestream_kernels.dispatch import kernels
 
 STATES = 7
-ROWS = torch.tensor([4, 0, 3])
-IDX_MAPPING = torch.tensor([2, 6, 0, 5, 1])
+ROWS = [4, 0, 3]
+IDX_MAPPING = [2, 6, 0, 5, 1]
 VOCABS = [1, 33, 600]
 
 
@@ -26,6 +26,11 @@ def _small_chunks(monkeypatch):
     monkeypatch.setattr(kernels.vocabulary, "CHUNK", 256)
     monkeypatch.setattr(kernels.logits_processors, "_IDS", 4)
     monkeypatch.setattr(kernels.logits_processors, "_ENDING", 4)
+
+
+def mapped():
+    """rows and idx_mapping of five logits rows, as tensors of the default device."""
+    return torch.tensor(ROWS), torch.tensor(IDX_MAPPING)
 
 
 def random_logits(vocab_size):
@@ -51,10 +56,12 @@ def random_ids(vocab_size, *shape):
 
 
 @pytest.mark.parametrize("vocab_size", VOCABS)
-@pytest.mark.parametrize("rows", [None, ROWS], ids=["all", "some"])
-@pytest.mark.parametrize("idx_mapping", [None, IDX_MAPPING], ids=["", "mapped"])
-def test_bitmask(vocab_size, rows, idx_mapping):
-    shape = (5 if rows is idx_mapping is None else STATES, -(-vocab_size // 32))
+@pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
+@pytest.mark.parametrize("of_states", [False, True], ids=["", "mapped"])
+def test_bitmask(vocab_size, some, of_states):
+    rows, idx_mapping = mapped()
+    rows, idx_mapping = rows if some else None, idx_mapping if of_states else None
+    shape = (STATES if some or of_states else 5, -(-vocab_size // 32))
     bitmask = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
     bitmask[2], bitmask[4] = -1, 0
     check(apply_bitmask, random_logits(vocab_size), bitmask, rows, idx_mapping)
@@ -77,7 +84,7 @@ def test_endings(length):
         if length > 1:
             endings[state, 3, 1] = 9
     logits = torch.zeros(5, 30)
-    arguments = (ROWS, IDX_MAPPING, positions, token_ids, endings)
+    arguments = (*mapped(), positions, token_ids, endings)
     banned = check(ban_endings, logits, *arguments) == -torch.inf
     assert banned[ROWS].any()
     assert banned[ROWS, 21].tolist() == [length == 1] * 3
@@ -91,10 +98,10 @@ def test_stop_tokens(vocab_size):
     other = next(token_id for token_id in reversed(range(vocab_size)) if token_id not in ids)
     logits[3] = -torch.inf
     logits[3, ids] = 1.0
-    found = check(ban_stop_tokens, logits, ROWS, IDX_MAPPING, stop_ids)
+    found = check(ban_stop_tokens, logits, *mapped(), stop_ids)
     assert (found[3, ids] == 1.0).all()
     logits[3, other] = -9.0
-    found = check(ban_stop_tokens, logits, ROWS, IDX_MAPPING, stop_ids)
+    found = check(ban_stop_tokens, logits, *mapped(), stop_ids)
     assert (found[3] > -torch.inf).nonzero().tolist() == [[other]]
 
 
@@ -102,7 +109,7 @@ def test_stop_tokens(vocab_size):
 def test_bias(width):
     bias_ids = random_ids(50, STATES, width)
     values = torch.randn(STATES, width).masked_fill(bias_ids < 0, torch.nan)
-    check(add_bias, random_logits(50), ROWS, IDX_MAPPING, bias_ids, values)
+    check(add_bias, random_logits(50), *mapped(), bias_ids, values)
 
 
 @pytest.mark.parametrize("vocab_size", VOCABS)
@@ -110,8 +117,7 @@ def test_penalties(vocab_size):
     check(
         apply_penalties,
         random_logits(vocab_size),
-        ROWS,
-        IDX_MAPPING,
+        *mapped(),
         torch.rand(STATES, vocab_size) < 0.3,
         torch.randint(-2, 4, (STATES, vocab_size), dtype=torch.int32).clamp_min(0),
         torch.rand(STATES) * 2 + 0.2,
@@ -125,6 +131,7 @@ def test_counts():
     idx_mapping = torch.tensor([2, 6, 2, 2, 2])
     counts = torch.randint(0, 3, (STATES, 50), dtype=torch.int32)
     token_ids, twin = torch.tensor([7, 7, 9, 7, -1]), counts.clone()
-    count_tokens(counts, ROWS, idx_mapping, token_ids)
-    reference.count_tokens(twin, ROWS, idx_mapping, token_ids)
+    rows, _ = mapped()
+    count_tokens(counts, rows, idx_mapping, token_ids)
+    reference.count_tokens(twin, rows, idx_mapping, token_ids)
     assert counts.equal(twin)

@@ -11,9 +11,9 @@ from pagestream_kernels import (
     gumbel_argmax,
     reference,
 )
-from pagestream_kernels.dispatch import INTERPRETED, kernels
+from pagestream_kernels.dispatch import kernels
 
-if INTERPRETED:
+if kernels is not None:
     import triton
     import triton.language as tl
 
