@@ -121,6 +121,8 @@ def perf_analyzer_export():
     def output(tokens, reason=""):
         return {"text_output": "x", "num_output_tokens": tokens, "finish_reason": reason}
 
+    first = {**output(1), "num_input_tokens": 9, "num_cached_tokens": 4}
+    garbage = {**output(2, "stop"), "num_input_tokens": 9, "num_cached_tokens": -199}
     return {
         "experiments": [
             {
@@ -129,12 +131,12 @@ def perf_analyzer_export():
                     {
                         "timestamp": 10_000_000_000,
                         "response_timestamps": [10_200_000_000, 10_700_000_000, 10_800_000_000],
-                        "response_outputs": [output(1), output(5, "length"), {}],
+                        "response_outputs": [first, output(5, "length"), {}],
                     },
                     {
                         "timestamp": 11_000_000_000,
                         "response_timestamps": [11_400_000_000],
-                        "response_outputs": [output(2, "stop")],
+                        "response_outputs": [garbage],
                     },
                     {"timestamp": 11_500_000_000, "response_timestamps": []},
                 ],
@@ -157,7 +159,9 @@ def test_perf_analyzers_export_becomes_a_run(tmp_path):
     assert first.tpot_s == pytest.approx(0.5 / 5)
     assert first.e2e_s == pytest.approx(0.8)
     assert (first.num_output_tokens, first.finish_reason) == (6, "length")
+    assert (first.num_input_tokens, first.num_cached_tokens) == (9, 4)
     assert (second.start_s, second.num_output_tokens) == (1.0, 2)
+    assert (second.num_input_tokens, second.num_cached_tokens) == (9, None)
     assert (third.outcome, third.error) == ("error", "no response")
     (point,) = run.summary
     assert point["label"] == "2 concurrent"
@@ -171,11 +175,13 @@ def test_responses_without_counts_are_noted(tmp_path):
     for request in export["experiments"][0]["requests"]:
         for each in request.get("response_outputs", ()):
             each.pop("num_output_tokens", None)
+    export["experiments"][0]["requests"][1]["response_outputs"] = ["only text"]
     source = tmp_path / "export.json"
     source.write_text(json.dumps(export))
     done = call("import", source, "-o", tmp_path / "run")
     assert "each is taken for one token" in done.output
-    assert read_run(tmp_path / "run").records[0].num_output_tokens == 2
+    counts = [record.num_output_tokens for record in read_run(tmp_path / "run").records]
+    assert counts == [2, 1, 0]
 
 
 def aiperf_line(start_ns, **changes):

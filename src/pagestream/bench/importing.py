@@ -89,18 +89,29 @@ def _perf_analyzer_record(
     outputs = request.get("response_outputs") or []
     for number, stamp in enumerate(request["response_timestamps"]):
         output = outputs[number] if number < len(outputs) else None
+        if not isinstance(output, dict):
+            output = None  # its text alone, in exports of early versions
         time_s = (stamp - origin) / 1e9
         record.responses.append((time_s, _count_of(output, notes)))
         record.end_s = time_s
-        for field in ("num_input_tokens", "num_cached_tokens"):
-            if output and output.get(field) is not None:
-                setattr(record, field, int(output[field]))
+        if output and record.num_input_tokens is None:
+            _note_prompt(record, output)
         if output and output.get("finish_reason"):
             record.finish_reason = str(output["finish_reason"])
     record.num_output_tokens = sum(count for _, count in record.responses)
     if not record.responses:
         record.outcome, record.error = "error", "no response"
     return record
+
+
+def _note_prompt(record: RequestRecord, output: dict[str, Any]) -> None:
+    num_input, num_cached = output.get("num_input_tokens"), output.get("num_cached_tokens")
+    if num_input is None:
+        return
+    record.num_input_tokens = int(num_input)
+    # For an empty tensor, perf_analyzer writes whatever lay in the memory beside it.
+    if num_cached is not None and 0 <= num_cached <= num_input:
+        record.num_cached_tokens = int(num_cached)
 
 
 def _count_of(output: dict[str, Any] | None, notes: set[str]) -> int:

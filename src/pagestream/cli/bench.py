@@ -30,6 +30,7 @@ SHOWN = (
     "TPOT median",
     "TPOT p99",
     "ITL p99",
+    "tokens per response",
     "e2e median",
     "cached, %",
     "waiting, most",
