@@ -158,6 +158,7 @@ def test_filters_keep_what_the_twin_keeps(controls):
     assert kept.equal(expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocab_size", [1, 37, 600])
 @pytest.mark.parametrize("controls", FILTERS[-4:], ids=str)
 def test_filters_of_other_widths_and_temperatures(controls, vocab_size):
@@ -177,6 +178,7 @@ def test_equal_logits_stand_or_fall_together(controls):
     assert keep_sets(torch.zeros(1, 300), controls)[0].all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("controls", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
 def test_filters_of_extreme_logits(controls):
     rows = [
