@@ -246,6 +246,8 @@ def test_a_file_of_another_kind_is_refused(tmp_path, text):
         (["--request-rate", "0"], "a load is above 0"),
         (["--concurrency", "1", "--request-rate", "1"], "choose one"),
         (["--input-tokens", "many"], "no number of tokens"),
+        (["--offline", "--no-stream"], "--no-stream is about responses"),
+        (["--metrics-url", "http://localhost:2"], "--metrics-url belongs to a running server"),
         (["--url", "localhost:1", "--max-num-seqs", "3"], "engine flags do not go with it"),
     ],
 )

@@ -21,7 +21,10 @@ _INDEX = "model.safetensors.index.json"
 
 
 def versions() -> dict[str, str]:
+    """Of what is installed beside this; ``source`` is the commit, where there is a checkout."""
     found = {"python": platform.python_version()}
+    if commit := _commit(Path(__file__).resolve().parents[3]):
+        found["source"] = commit
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
@@ -54,6 +57,18 @@ def model_revision(directory: Path) -> dict[str, str]:
         "config_sha256": _digest((directory / "config.json").read_bytes()),
         "weights_sha256": _digest(weights),
     }
+
+
+def _commit(root: Path) -> str | None:
+    """Of the checkout at ``root``, with a mark if files were changed since."""
+    if not (root / ".git").exists():
+        return None
+    describe = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            describe, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+    return None
 
 
 def _digest(data: bytes) -> str:

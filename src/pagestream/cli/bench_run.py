@@ -226,6 +226,10 @@ def _target(
 ) -> Iterator[tuple[Target, Server]]:
     given = {name: value for name, value in engine_flags.items() if value is not None}
     given["model"] = str(model)
+    if flags.offline and not flags.stream:
+        raise ValueError("--no-stream is about responses, and --offline has none: choose one")
+    if flags.metrics_url is not None and flags.url is None:
+        raise ValueError("--metrics-url belongs to a running server: give its --url too")
     if flags.url is None and flags.offline:
         yield from _offline(flags, given, console)
     elif flags.url is not None:
