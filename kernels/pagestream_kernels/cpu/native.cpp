@@ -71,7 +71,7 @@ void softmax(float* w, int64_t length) {
     for (int64_t t = 0; t < length; t++) w[t] *= inverse;
 }
 
-// One query head: answer [d]; weights has room for the length.
+// One query head: answer [d]; weights has room for the length and LANES more.
 void attend_any(const float* query, const float* k_cache, const float* v_cache, const Pages& pages,
                 float* answer, float* weights, int64_t d, float scale) {
     pages.each(k_cache, [&](int64_t start, const float* key, int64_t count) {
@@ -95,12 +95,16 @@ void attend_any(const float* query, const float* k_cache, const float* v_cache, 
 
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
 
-inline float sum_of(Lanes x) {
-    float parts[LANES], sum = 0;
-    std::memcpy(parts, &x, sizeof(x));
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < LANES; i++) sum += parts[i];
-    return sum;
+typedef int32_t Places __attribute__((vector_size(64)));
+
+// The sums of sixteen vectors, in order: neighbours are added until each vector is one lane.
+inline Lanes sums_of(Lanes* x) {
+    const Places even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    for (int n = LANES / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], even) +
+                   __builtin_shuffle(x[2 * i], x[2 * i + 1], even + 1);
+    return x[0];
 }
 
 // The same for the usual sizes: a head of D stays in registers.
@@ -117,10 +121,15 @@ void attend(const float* query, const float* k_cache, const float* v_cache, cons
         total[v] = Lanes{};
     }
     pages.each(k_cache, [&, head](int64_t start, const float* key, int64_t count) {
-        for (int64_t t = 0; t < count; t++, key += pages.slot_stride) {
-            Lanes products = head[0] * lanes(key, 0);
-            for (int v = 1; v < V; v++) products += head[v] * lanes(key, v);
-            weights[start + t] = sum_of(products);
+        for (int64_t t = 0; t < count; t += LANES) {
+            Lanes products[LANES];
+            for (int64_t i = 0; i < LANES; i++) {
+                const float* row = key + std::min(t + i, count - 1) * pages.slot_stride;
+                products[i] = head[0] * lanes(row, 0);
+                for (int v = 1; v < V; v++) products[i] += head[v] * lanes(row, v);
+            }
+            const Lanes scores = sums_of(products);
+            std::memcpy(weights + start + t, &scores, sizeof(scores));
         }
     });
     softmax(weights, pages.length);
@@ -279,7 +288,7 @@ void pagestream_decode_attention(const float* q, const float* k_cache, const flo
             for (int64_t kv_head = 0; kv_head < kv_heads; kv_head++) {
                 const Pages pages{tables + i * table_stride, block_size,  block_stride,
                                   kv_heads * d,              kv_head * d, seq_lens[i]};
-                weights.resize(pages.length);
+                weights.resize(pages.length + LANES);
                 for (int64_t g = kv_head * group; g < (kv_head + 1) * group; g++)
                     one_head(q + rows[i] * q_stride + g * d, k_cache, v_cache, pages,
                              out + (rows[i] * kv_heads * group + g) * d, weights.data(), d, scale);

@@ -240,9 +240,9 @@ def environment(run: RunDirectory) -> dict[str, str]:
     values["PATH"] = _prepend(str(Path(sys.prefix) / "bin"), values.get("PATH"))
     values["LD_LIBRARY_PATH"] = _prepend(str(run.libraries), values.get("LD_LIBRARY_PATH"))
     # Compute threads that spin while they wait would starve the token path; but between two ops of
-    # one step (some microseconds) sleeping costs more than the ops do.
+    # one step (tens of microseconds) sleeping and waking costs more than the ops do.
     values["OMP_WAIT_POLICY"] = "PASSIVE"
-    values.setdefault("GOMP_SPINCOUNT", "1000")
+    values.setdefault("GOMP_SPINCOUNT", "10000")
     values["PAGESTREAM_CONFIG"] = str(run.config)
     return values
 
