@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from pagestream.bench import driver
 from pagestream.bench.driver import (
-    LOOK_INTERVAL_S,
     RequestTimedOut,
     Response,
     Watch,
@@ -18,11 +18,11 @@ from pagestream.bench.workload import PlannedRequest, Point
 
 
 class Server:
-    """Answers with two responses after a while, a limited number of requests at once."""
+    """Answers with two responses as soon as ``together`` requests are open, and a while later."""
 
-    def __init__(self, answer_s=0.05, places=100, fail=None):
+    def __init__(self, answer_s=0.0, together=1, fail=None):
         self.answer_s = answer_s
-        self.places = threading.Semaphore(places)
+        self.together = threading.Barrier(together)
         self.fail = fail or {}
         self.lock = threading.Lock()
         self.open = self.most_open = 0
@@ -32,12 +32,12 @@ class Server:
             self.open += 1
             self.most_open = max(self.most_open, self.open)
         try:
-            with self.places:
-                time.sleep(self.answer_s)
-                if request.index in self.fail:
-                    raise self.fail[request.index]
-                yield Response(time.monotonic(), 1, len(request.prompt_token_ids), 2)
-                yield Response(time.monotonic(), request.max_tokens - 1, finish_reason="length")
+            self.together.wait(timeout_s)
+            time.sleep(self.answer_s)
+            if request.index in self.fail:
+                raise self.fail[request.index]
+            yield Response(time.monotonic(), 1, len(request.prompt_token_ids), 2)
+            yield Response(time.monotonic(), request.max_tokens - 1, finish_reason="length")
         finally:
             with self.lock:
                 self.open -= 1
@@ -61,7 +61,7 @@ def run(server, point):
 
 
 def test_users_wait_for_their_answers():
-    server, seen = Server(), []
+    server, seen = Server(answer_s=0.02, together=3), []
     point = Point("concurrency", 3, requests(9))
     records = run_point(server, point, 2, 10.0, seen.append)
     assert records == seen
@@ -77,20 +77,20 @@ def test_users_wait_for_their_answers():
 
 
 def test_arrivals_do_not_wait_for_a_slow_server():
-    """Five come at once to a server with one place: the last one's latency has the whole queue."""
-    server = Server(answer_s=0.1, places=1)
+    """No answer comes before all five are sent: the first one's latency has the others' wait."""
+    server = Server(together=5)
     records = run(server, Point("rate", 100, requests(5, [0.0, 0.01, 0.02, 0.03, 0.04])))
     assert server.most_open == 5
-    latencies = sorted(record.ttft_s for record in records)
-    assert latencies[-1] > 0.4
     for record in records:
+        assert record.outcome == "ok"
+        assert record.first_token_s >= 0.04
         assert record.planned_start_s == record.index * 0.01
         assert record.start_s >= record.planned_start_s
 
 
 def test_latency_counts_from_when_a_request_was_due():
     """A sender that comes too late, as one does here that was due before the start."""
-    (record,) = run(Server(answer_s=0.01), Point("trace", 1, requests(1, [-2.0])))
+    (record,) = run(Server(), Point("trace", 1, requests(1, [-2.0])))
     assert record.ttft_s > 2.0
     assert record.start_s < 1.0
 
@@ -104,7 +104,7 @@ def test_latency_counts_from_when_a_request_was_due():
     ],
 )
 def test_failures_are_recorded(error, outcome, message):
-    records = run(Server(fail={1: error}), Point("concurrency", 2, requests(4)))
+    records = run(Server(answer_s=0.05, fail={1: error}), Point("concurrency", 2, requests(4)))
     assert len(records) == 4
     (failed,) = [record for record in records if record.outcome != "ok"]
     assert (failed.index, failed.outcome, failed.error) == (1, outcome, message)
@@ -135,16 +135,25 @@ def test_an_answer_that_is_none_is_an_error(responses, message):
 
 
 def test_a_failed_warm_up_ends_the_run():
-    warm_up(Server(answer_s=0), requests(3), 1.0)
+    warm_up(Server(), requests(3), 1.0)
     with pytest.raises(RuntimeError, match="a warm-up request failed: broken"):
-        warm_up(Server(answer_s=0, fail={2: ValueError("broken")}), requests(3), 1.0)
+        warm_up(Server(fail={2: ValueError("broken")}), requests(3), 1.0)
 
 
-def test_the_server_is_watched_while_a_point_runs():
-    with Watch(Server()) as watch:
-        time.sleep(2.5 * LOOK_INTERVAL_S)
+def test_the_server_is_watched_while_a_point_runs(monkeypatch):
+    looks = threading.Semaphore(0)
+
+    class Watched(Server):
+        def queue_depth(self):
+            looks.release()
+            return 7.0
+
+    monkeypatch.setattr(driver, "LOOK_INTERVAL_S", 0.01)
+    with Watch(Watched()) as watch:
+        assert looks.acquire(timeout=10)
+        assert looks.acquire(timeout=10)
     samples = watch.samples()
-    assert samples.waiting == [7.0, 7.0]
+    assert samples.waiting[:2] == [7.0, 7.0]
     assert samples.peak_memory_bytes == 5
 
 
