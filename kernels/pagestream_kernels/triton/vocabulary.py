@@ -16,9 +16,10 @@ NUM_WARPS = 4
 
 @triton.jit
 def load_logits(row_ptr, tokens, VOCAB: tl.constexpr):
-    """float32; -inf past the end, and for NaN: it compares with nothing, so nothing may pick it."""
+    """float32 without NaN, which compares with nothing and is -inf here, as is what is past the end,
+    and without inf, of which differences are NaN."""
     x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=float("-inf")).to(tl.float32)
-    return tl.where(x == x, x, float("-inf"))
+    return tl.where(x == x, tl.minimum(x, 3.0e38), float("-inf"))
 
 
 @triton.jit

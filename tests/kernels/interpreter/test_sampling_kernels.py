@@ -79,6 +79,15 @@ def test_what_is_not_a_number_is_never_picked():
     assert drawn.tolist() == [200, -1]
 
 
+def test_infinite_logits_are_picked():
+    logits = torch.zeros(1, 300)
+    logits[0, 290] = torch.inf
+    zeros = torch.zeros(1)
+    assert argmax_tokens(logits).tolist() == [290]
+    drawn = gumbel_argmax(logits, zeros.long(), zeros.long(), zeros + 1, zeros.long())
+    assert drawn.tolist() == [290]
+
+
 def test_noise_is_the_twins_bit_by_bit():
     count = 1 << 15
     seeds = torch.tensor([0, -1, 1 << 40, 2**63 - 1, -(2**63)])
