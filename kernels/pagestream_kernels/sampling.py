@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from pagestream_kernels import reference
+from pagestream_kernels.cpu import filter_thresholds as cpu
 from pagestream_kernels.dispatch import kernels, runs_kernels
 
 
@@ -81,7 +82,7 @@ def filter_thresholds(
     kept too, and so is the most likely one. Sources: Holtzman et al., 2020 (nucleus); Nguyen et
     al., 2024 (min-p); the order is transformers' and vLLM's.
     """
-    run = reference.filter_thresholds
+    run = cpu.filter_thresholds
     if runs_kernels(logits):
         run = kernels.filter_thresholds.filter_thresholds
     return run(logits, idx_mapping, temperature, top_k, top_p, min_p)

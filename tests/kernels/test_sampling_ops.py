@@ -10,6 +10,7 @@ from pagestream_kernels import (
     gumbel_argmax,
     reference,
 )
+from pagestream_kernels.cpu import filter_thresholds as cpu
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,27 @@ def test_filters_off_change_nothing_and_zero_keeps_the_best():
     best = filtered(logits, top_p=0.0)
     assert (best > -torch.inf).sum(-1).tolist() == [1, 1, 1, 1]
     assert best.argmax(-1).tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 4.0])
+def test_filters_agree_with_their_reference(scale, monkeypatch):
+    """Whether a row's best logits are enough or not: flat rows and steep ones, ties, small and
+    large k, and rows where little is possible."""
+    monkeypatch.setattr(cpu, "_HEAD", 1024)
+    count = 300
+    logits = (torch.randn(count, 3000) * scale).mul(8).round().div(8)
+    logits[::7, 5:] = -torch.inf
+    parameters = (
+        torch.rand(count) * 2,
+        torch.tensor([1, 50, 1023, 1024, 1025, 2999, 1 << 30])[torch.randint(7, (count,))],
+        torch.tensor([0.0, 0.3, 0.9, 0.997, 1.0])[torch.randint(5, (count,))],
+        torch.tensor([0.0, 1e-4, 0.5])[torch.randint(3, (count,))],
+    )
+    rows = torch.arange(count)
+    thresholds = filter_thresholds(logits, rows, *parameters)
+    expected = reference.filter_thresholds(logits, rows, *parameters)
+    kept, wanted = logits >= thresholds[:, None], logits >= expected[:, None]
+    assert (kept != wanted).any(1).sum() <= (1 if scale else 0)  # sums are rounded differently
 
 
 def test_tokens_as_likely_as_the_last_one_are_kept():
