@@ -16,8 +16,8 @@ NUM_WARPS = 4
 
 @triton.jit
 def load_logits(row_ptr, tokens, VOCAB: tl.constexpr):
-    """float32 without NaN, which compares with nothing and is -inf here, as is what is past the end,
-    and without inf, of which differences are NaN."""
+    """float32. -inf past the end, and for NaN, which compares with nothing; no inf, of which
+    differences would be NaN."""
     x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=float("-inf")).to(tl.float32)
     return tl.where(x == x, tl.minimum(x, 3.0e38), float("-inf"))
 
