@@ -42,23 +42,20 @@ class SamplerOutput:
 
 
 class _Needs:
-    """What the rows of a batch need: indices of the rows, by processor."""
+    """What the rows of a batch need."""
 
     def __init__(self, rows: list[RowParams]) -> None:
         self.draws = any(not row.greedy for row in rows)
-        self.filtered = any(row.filtered and not row.greedy for row in rows)
-        self.allowed = [index for index, row in enumerate(rows) if row.allowed]
-        self.bad_words = [index for index, row in enumerate(rows) if row.bad_words]
-        self.min_tokens = [
-            index for index, row in enumerate(rows) if row.min_tokens_left > 0 and row.stops
-        ]
-        self.biased = [index for index, row in enumerate(rows) if row.biased]
-        self.penalised = [index for index, row in enumerate(rows) if row.penalties]
-        self.processors = (
-            *(self.allowed, self.bad_words, self.min_tokens),
-            *(self.biased, self.penalised),
-        )
+        self.filters = any(row.filtered and not row.greedy for row in rows)
         self.logprobs = [index for index, row in enumerate(rows) if row.logprobs is not None]
+        self.processors = [
+            [index for index, row in enumerate(rows) if row.allowed],
+            [index for index, row in enumerate(rows) if row.bad_words],
+            [index for index, row in enumerate(rows) if row.min_tokens_left > 0 and row.stops],
+            [index for index, row in enumerate(rows) if row.biased],
+            [index for index, row in enumerate(rows) if row.penalties],
+        ]
+        """Rows, in the order of the arguments of ``_process``."""
 
     @property
     def only_the_best(self) -> bool:
@@ -91,7 +88,7 @@ class Sampler:
             scores = logits.to(torch.float32, copy=True)
             if bitmask is not None:
                 apply_bitmask(scores, bitmask)
-            _process(scores, states, tokens, idx_mapping, processed)
+            _process(scores, states, tokens, idx_mapping, *processed)
         token_ids = _draw(scores, states, tokens, idx_mapping, needs)
         counts = [row.logprobs for row in rows if row.logprobs is not None]
         logprobs = None
@@ -106,10 +103,13 @@ def _process(
     states: SamplingStates,
     tokens: RowTokens,
     idx_mapping: torch.Tensor,
-    rows: list[torch.Tensor],
+    allowed: torch.Tensor,
+    bad_words: torch.Tensor,
+    min_tokens: torch.Tensor,
+    biased: torch.Tensor,
+    penalised: torch.Tensor,
 ) -> None:
-    """``rows``: int64 tensors in the order of _Needs.processors. Changes ``scores``."""
-    allowed, bad_words, min_tokens, biased, penalised = rows
+    """Changes ``scores``. Each of the last five: int64, the rows that need it."""
     if len(allowed):
         apply_bitmask(scores, states.allowed, allowed, idx_mapping)
     if len(bad_words):
@@ -138,7 +138,7 @@ def _draw(
     if not needs.draws:
         return argmax_tokens(scores)
     temperature, thresholds = states.temperature, None
-    if needs.filtered:
+    if needs.filters:
         filters = (states.top_k, states.top_p, states.min_p)
         thresholds = filter_thresholds(scores, idx_mapping, temperature, *filters)
     return gumbel_argmax(
