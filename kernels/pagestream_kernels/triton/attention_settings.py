@@ -6,8 +6,8 @@ memory's latency; `make kernels-aot` checks all three. Used by ``triton.paged_at
 
 from __future__ import annotations
 
-MIN_TILES = 2
-"""Of keys that a split gets at least, while a sequence has that many."""
+MIN_KEYS = 64
+"""That a split gets at least, while a sequence has that many."""
 _MAX_SPLITS = 64
 _WAVES = 3
 """Programs per multiprocessor that splitting aims at, at most."""
@@ -25,10 +25,10 @@ def fits_decode(group: int, max_query_len: int, itemsize: int) -> bool:
     return max_query_len == 1 or decode_rows(group, max_query_len) <= most
 
 
-def num_splits(programs: int, num_sms: int, max_tiles: int) -> int:
+def num_splits(programs: int, num_sms: int, max_keys: int) -> int:
     """Into how many programs to split each sequence: a power of two, from the batch size and the
     longest possible sequence alone, so that a CUDA graph can hold it."""
-    wanted = min(_WAVES * num_sms // max(programs, 1), max_tiles // MIN_TILES, _MAX_SPLITS)
+    wanted = min(_WAVES * num_sms // max(programs, 1), max_keys // MIN_KEYS, _MAX_SPLITS)
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 
@@ -36,11 +36,13 @@ def decode_settings(
     capability: int, head_dim: int, itemsize: int, page: int, rows: int
 ) -> dict[str, int]:
     """ROWS, TILE, num_warps and num_stages of a decode launch."""
-    tile, warps, stages = 32, 4, 4
+    tile, warps, stages = 64, 4, 3
     if itemsize == 4:  # no matrix instruction multiplies float32 exactly
-        tile, warps, stages = 16, 8, 3
-    if rows > 16 or (head_dim > 128 and _is_small(capability)):
-        stages = 3
+        tile, warps = 16, 8
+    elif rows > 16 or head_dim > 128:
+        tile = 32
+    if rows == 16 and head_dim > 128 and not _is_small(capability):
+        stages = 4
     return {
         "ROWS": rows,
         "TILE": _tile(tile, page),

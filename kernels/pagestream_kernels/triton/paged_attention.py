@@ -5,7 +5,7 @@ token, query head of the group) pairs, so that any group size fills the matrix u
 
 - Decode shape, for requests of few query tokens (plain decode, drafts to verify): one block of
   16 to 64 rows per request, the sequence split over programs where there are few, then combined.
-- Prefill shape, for the others: blocks of 64 or 128 rows, found by bisection in query_start_loc.
+- Prefill shape, for the others: blocks of up to 128 rows, found by bisection in query_start_loc.
 
 A batch that mixes both is launched in both, and each skips the other's requests. A tile of keys
 lies within one block of the cache. Its block id is loaded an iteration ahead and carried: a table
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from pagestream_kernels.triton.attention_settings import (
-    MIN_TILES,
+    MIN_KEYS,
     decode_rows,
     decode_settings,
     fits_decode,
@@ -31,7 +31,7 @@ from pagestream_kernels.triton.attention_settings import (
 from pagestream_kernels.triton.attention_tiles import MASKED, attend, tile_range
 from pagestream_kernels.triton.device import current_device
 
-_MIN_TILES = tl.constexpr(MIN_TILES)
+_MIN_KEYS = tl.constexpr(MIN_KEYS)
 
 
 @triton.jit
@@ -64,8 +64,8 @@ def _query_block(query_start_loc_ptr, num_reqs, BLOCK_Q: tl.constexpr, PREFILL: 
 
 
 @triton.jit
-def _tiles_per_split(num_tiles, splits):
-    return tl.maximum(tl.cdiv(num_tiles, splits), _MIN_TILES)
+def _tiles_per_split(num_tiles, splits, TILE: tl.constexpr):
+    return tl.maximum(tl.cdiv(num_tiles, splits), _MIN_KEYS // TILE)
 
 
 @triton.jit
@@ -131,7 +131,7 @@ def _attend(
     last_position = tl.minimum(first_position + BLOCK_Q, seq_len) - 1
     low, high = tile_range(first_position, last_position, scoring[2], TILE)
     if partial_ptr is not None:
-        share = _tiles_per_split(high - low, splits)
+        share = _tiles_per_split(high - low, splits, TILE)
         low += split * share
         high = tl.minimum(low + share, high)
         if low >= high:
@@ -180,7 +180,7 @@ def _combine(
     seq_len = tl.load(seq_lens_ptr + request)
     low, high = tile_range(seq_len - query_len, seq_len - 1, window, TILE)
     splits, dims = tl.arange(0, SPLITS), tl.arange(0, DIM)
-    used = splits < tl.cdiv(high - low, _tiles_per_split(high - low, SPLITS))
+    used = splits < tl.cdiv(high - low, _tiles_per_split(high - low, SPLITS, TILE))
     program = (request.to(tl.int64) * (num_heads // GROUP) + head // GROUP) * SPLITS + splits
     row = program * ROWS + query * GROUP + head % GROUP  # [SPLITS]
     lse = tl.load(lse_ptr + row, mask=used, other=MASKED)
@@ -222,8 +222,7 @@ def paged_attention(
         if num_reqs == 1:
             return out
     settings = decode_settings(*key, decode_rows(group, max_query_len))
-    max_tiles = block_tables.shape[1] * page // settings["TILE"]
-    splits = num_splits(num_reqs * kv_heads, device.num_sms, max_tiles)
+    splits = num_splits(num_reqs * kv_heads, device.num_sms, block_tables.shape[1] * page)
     grid = (num_reqs, kv_heads, splits)
     partial, lse = _partial_results((*grid, settings["ROWS"]), q) if splits > 1 else (None, None)
     _launch(grid, q, k_cache, v_cache, (out, partial, lse), lengths, 1, scoring, settings)

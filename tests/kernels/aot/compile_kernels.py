@@ -26,6 +26,7 @@ NUM_SMS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _CP_ASYNC = re.compile(r"\bLDGSTS\.E(?P<rest>[\w.]*)")
 _LOAD = re.compile(r"\bLDG\.E(?P<rest>[\w.]*)")
+_INSTRUCTION = re.compile(r"^\s+/\*(?P<at>[0-9a-f]{4,})\*/\s+(?P<text>[^;]*);", re.MULTILINE)
 _DEPTH = re.compile(r"ttg\.local_alloc\b.*?memdesc<(\d+)x\d+x\d+x")
 
 
@@ -54,6 +55,8 @@ class Compiled:
     """Tensor-core instructions of the large kinds: wgmma of sm_90, tcgen05 of sm_100."""
     stages: int
     """Buffers that the compiler keeps for what is in flight, 0 without a pipelined loop."""
+    loop_cost: float
+    """Instructions of a thread per byte it copies to shared memory, in the loop with the fewest."""
 
 
 class _Driver:
@@ -121,7 +124,7 @@ def _examine(kernel) -> Compiled:
         stack=_number(r"\bSTACK:(\d+)", usage),
         local=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
         shared=kernel.metadata.shared,
-        instructions=len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", sass, re.MULTILINE)),
+        instructions=len(_INSTRUCTION.findall(sass)),
         wide_copies=len(wide) + len(re.findall(r"\bUTMALDG\b", sass)),
         narrow_copies=len(copies) - len(wide),
         wide_loads=sum(".128" in load for load in loads),
@@ -129,7 +132,21 @@ def _examine(kernel) -> Compiled:
         mma=len(re.findall(r"\bHMMA\b", sass)),
         warpgroup_mma=len(re.findall(r"\b(?:HGMMA|UTCHMMA)\b", sass)),
         stages=max((int(depth) for depth in _DEPTH.findall(kernel.asm["ttgir"])), default=0),
+        loop_cost=min(_loop_costs(sass), default=0.0),
     )
+
+
+def _loop_costs(sass: str) -> Iterator[float]:
+    code = {int(match["at"], 16): match["text"] for match in _INSTRUCTION.finditer(sass)}
+    for end, text in code.items():
+        branch = re.search(r"\bBRA\b.* (0x[0-9a-f]+)", text)
+        if branch is None or int(branch[1], 16) >= end:
+            continue
+        loop = [text for at, text in code.items() if int(branch[1], 16) <= at <= end]
+        copies = [match["rest"] for text in loop for match in _CP_ASYNC.finditer(text)]
+        copied = sum({"128": 16, "64": 8}.get(copy.rpartition(".")[2], 4) for copy in copies)
+        if copied and any("MMA" in text for text in loop):
+            yield len(loop) / copied
 
 
 def _number(pattern: str, text: str) -> int:

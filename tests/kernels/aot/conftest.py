@@ -31,11 +31,11 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.section(f"sm_{capability}")
         terminalreporter.write_line(
             f"{'configuration':<36}{'kernel':<22}"
-            "registers  shared KiB  instructions  tiles in flight  MMA  warp-group MMA"
+            "registers  shared KiB  instructions  per KV byte  tiles in flight  MMA  warp-group MMA"
         )
         for _, name, kernel in (row for row in rows if row[0] == capability):
             terminalreporter.write_line(
                 f"{name:<36}{kernel.name:<22}{kernel.registers:>9}{kernel.shared / 1024:>12.1f}"
-                f"{kernel.instructions:>14}{kernel.stages:>17}{kernel.mma:>5}"
-                f"{kernel.warpgroup_mma:>16}"
+                f"{kernel.instructions:>14}{kernel.loop_cost:>13.2f}{kernel.stages:>17}"
+                f"{kernel.mma:>5}{kernel.warpgroup_mma:>16}"
             )

@@ -64,7 +64,7 @@ def test_draft_tokens_to_verify(query_len, group):
     assert_right(batch, max_query_len=5)
 
 
-@pytest.mark.parametrize("tiles", [4, 5, 6, 7, 11, 13])
+@pytest.mark.parametrize("tiles", [8, 9, 11, 13, 23])
 def test_splits_of_unequal_size(tiles):
     assert_right(Batch([1, 2], [16 * tiles - 3, 9], spare_blocks=0))
 
@@ -164,8 +164,8 @@ def test_layouts_that_the_kernels_cannot_read_are_refused():
 
 def test_splitting_fills_the_device_and_no_more():
     num_splits = attention_settings.num_splits
-    assert num_splits(8, 132, 1000) == 32
-    assert num_splits(8 * 256, 132, 1000) == 1
-    assert num_splits(1, 132, 1000) == 64
-    assert num_splits(1, 132, 9) == 4  # two tiles each
+    assert num_splits(8, 132, 8192) == 32
+    assert num_splits(8 * 256, 132, 8192) == 1
+    assert num_splits(1, 132, 8192) == 64
+    assert num_splits(1, 132, 300) == 4  # 64 keys each
     assert num_splits(0, 132, 0) == 1
