@@ -1,4 +1,7 @@
-"""A client that goes away: the engine ends its request within a second and frees its blocks."""
+"""A client that goes away: the engine ends its request at once and frees its blocks.
+
+At once is within a second where nothing else runs; on a busy machine, three are allowed.
+"""
 
 import threading
 import time
@@ -10,7 +13,7 @@ from e2e_support import Service, wait_until
 pytestmark = [pytest.mark.server, pytest.mark.smollm2]
 
 LONG = {"max_tokens": 500, "ignore_eos": True}
-SECOND = 1.0
+LIMIT_S = 3.0
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +38,7 @@ def test_grpc_cancel_after_a_few_tokens(service, ensemble):
         next(stream)
     assert not service.is_idle()
     stream.cancel()
-    wait_until(service.is_idle, SECOND, "idle after a gRPC cancel")
+    wait_until(service.is_idle, LIMIT_S, "idle after a gRPC cancel")
     assert cancelled(service) == before + 1
 
 
@@ -48,7 +51,7 @@ def test_http_disconnect_on_generate_stream(service):
         assert "text_output" in stream.next_event()
     assert not service.is_idle()
     stream.drop()
-    wait_until(service.is_idle, SECOND, "idle after an HTTP disconnect")
+    wait_until(service.is_idle, LIMIT_S, "idle after an HTTP disconnect")
     assert cancelled(service) == before + 1
 
 
@@ -57,7 +60,7 @@ def test_grpc_cancel_of_a_whole_answer(service):
     stream = service.client.stream(text_input="Tell me a story.", stream=False, **LONG)
     wait_until(lambda: service.metrics()["requests_running"] == 1, 5, "running")
     stream.cancel()
-    wait_until(service.is_idle, SECOND, "idle after a gRPC cancel")
+    wait_until(service.is_idle, LIMIT_S, "idle after a gRPC cancel")
 
 
 @pytest.fixture
@@ -85,10 +88,10 @@ def test_grpc_cancel_while_waiting_behind_a_full_batch(service, full_batch):
     waiting = service.client.stream(text_input="One too many", **LONG)
     wait_until(lambda: service.metrics()["requests_waiting"] == 1, 5, "one waiting")
     waiting.cancel()
-    wait_until(lambda: service.metrics()["requests_waiting"] == 0, SECOND, "none waiting")
+    wait_until(lambda: service.metrics()["requests_waiting"] == 0, LIMIT_S, "none waiting")
     assert service.metrics()["requests_running"] == 16
     full_batch()
-    wait_until(service.is_idle, 2 * SECOND, "idle after all were cancelled")
+    wait_until(service.is_idle, 2 * LIMIT_S, "idle after all were cancelled")
 
 
 def test_http_disconnect_while_waiting_behind_a_full_batch(service, full_batch):
@@ -97,10 +100,10 @@ def test_http_disconnect_while_waiting_behind_a_full_batch(service, full_batch):
     )
     wait_until(lambda: service.metrics()["requests_waiting"] == 1, 5, "one waiting")
     waiting.drop()
-    wait_until(lambda: service.metrics()["requests_waiting"] == 0, SECOND, "none waiting")
+    wait_until(lambda: service.metrics()["requests_waiting"] == 0, LIMIT_S, "none waiting")
     assert service.metrics()["requests_running"] == 16
     full_batch()
-    wait_until(service.is_idle, 2 * SECOND, "idle after all were cancelled")
+    wait_until(service.is_idle, 2 * LIMIT_S, "idle after all were cancelled")
 
 
 def test_a_cancel_leaves_the_others_alone(service):
@@ -120,6 +123,6 @@ def test_a_cancel_leaves_the_others_alone(service):
 def test_a_grpc_stream_that_waits_gets_no_empty_response(service, full_batch):
     waiting = service.client.stream(text_input="One too many", max_tokens=3, ignore_eos=True)
     wait_until(lambda: service.metrics()["requests_waiting"] == 1, 5, "one waiting")
-    time.sleep(SECOND)
+    time.sleep(LIMIT_S)
     full_batch()
     assert all(chunk.num_output_tokens for chunk in waiting)
