@@ -41,6 +41,9 @@ class Request:
         self.tensors = {name: Tensor(name, array) for name, array in tensors.items()}
         self._parameters = parameters
 
+    def inputs(self):
+        return list(self.tensors.values())
+
     def parameters(self):
         return self._parameters
 
@@ -51,7 +54,6 @@ def _module():
     module.Tensor = Tensor
     module.TritonError = TritonError
     module.InferenceResponse = InferenceResponse
-    module.get_input_tensor_by_name = lambda request, name: request.tensors.get(name)
     return module
 
 

@@ -160,19 +160,22 @@ class AnswerState:
         values = {
             "text_output": ["".join(self.texts)],
             "finish_reason": [finish_reason or unfinished],
-            "stop_reason": [self.stop_reason or ""],
             "index": [self.index],
             "batch_index": [0],
             "sequence_index": [self.index],
             "num_input_tokens": params["num_input_tokens"],
             "num_output_tokens": [len(self.token_ids)],
-            "num_cached_tokens": [self.num_cached_tokens],
             "output_token_ids": self.token_ids,
             "prompt_token_logprobs": self.prompt_logprobs,
             "cum_log_probs": [self.cum_log_prob],
             "cumulative_logprob": [self.cum_log_prob],
             "output_log_probs": [[row[1] for row in self.logprobs]],
         }
+        # Every tensor of a response costs, so what few ask for comes with an answer's end;
+        # the vLLM backend repeats it.
+        if finish_reason is not None or params["convention"] == "vllm":
+            values["stop_reason"] = [self.stop_reason or ""]
+            values["num_cached_tokens"] = [self.num_cached_tokens]
         if "output_logprobs" in params["outputs"]:
             values["output_logprobs"] = [self._named(self.logprobs)]
         if finish_reason is not None and self.times is not None:

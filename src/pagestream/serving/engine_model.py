@@ -40,6 +40,7 @@ class EngineModel:
 
     def finalize(self) -> None:
         self._bridge.shutdown()
+        tensors.forget_constants()
 
 
 _METRICS = {

@@ -53,6 +53,9 @@ class PostprocessingModel:
             else:
                 sender.send(answer.outputs, self._answer, final=True)
 
+    def finalize(self) -> None:
+        tensors.forget_constants()
+
     def _relay_stop(self, request_key: str, index: int) -> None:
         control = json.dumps({"command": "stop", "request_key": request_key, "index": index})
         call = pb_utils.InferenceRequest(

@@ -31,6 +31,9 @@ class PreprocessingModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._respond(request) for request in requests]
 
+    def finalize(self) -> None:
+        tensors.forget_constants()
+
     def _respond(self, request: Any) -> Any:
         try:
             inputs = tensors.read_inputs(request, PREPROCESSING_INPUTS)

@@ -6,6 +6,7 @@ Used by the three models' bodies.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,10 @@ _NUMPY = {
 def read_inputs(request: Any, specs: dict[str, Spec]) -> dict[str, Any]:
     """The inputs that were sent, as Python values. ValueError names the field that is wrong."""
     values = {}
-    for name, spec in specs.items():
-        tensor = pb_utils.get_input_tensor_by_name(request, name)
-        if tensor is not None:
-            values[name] = _read(name, tensor.as_numpy(), spec)
+    for tensor in request.inputs():  # few are sent of the many that there are
+        name = tensor.name()
+        if name in specs:
+            values[name] = _read(name, tensor.as_numpy(), specs[name])
     return values
 
 
@@ -97,8 +98,25 @@ def _text(name: str, item: Any) -> str:
         raise ValueError(f"{name} is not valid UTF-8 at byte {error.start}") from None
 
 
+def forget_constants() -> None:
+    """To be called before the process ends: kept tensors live in memory that it shares."""
+    _constant.cache_clear()
+
+
 def _write(name: str, value: Any, spec: Spec) -> Any:
     items = value if spec.many else [value]
+    if len(items) == 1 and (type(items[0]) is int or items[0] == ""):
+        return _constant(name, items[0], spec)
+    return _tensor(name, items, spec)
+
+
+@lru_cache(maxsize=512)
+def _constant(name: str, item: int | str, spec: Spec) -> Any:
+    """Most tensors of most responses are the same few, and making one takes microseconds."""
+    return _tensor(name, [item], spec)
+
+
+def _tensor(name: str, items: list[Any], spec: Spec) -> Any:
     if spec.datatype == "STRING":
         # Lone surrogates cannot be encoded, and a client must never get invalid UTF-8.
         items = [item.encode("utf-8", errors="replace") for item in items]
