@@ -75,7 +75,8 @@ def paged_attention(
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` (Gemma 2).
 
     Returns [num_tokens, num_heads, head_dim]; rows of no request are undefined. On a GPU,
-    block_size is a multiple of 16, and fastest from 64.
+    block_size is a multiple of 16, and fastest from 64. Sources: Kwon et al., 2023, PagedAttention;
+    Dao et al., 2022, FlashAttention.
     """
     lengths = (metadata.query_start_loc, metadata.seq_lens, metadata.block_tables)
     if runs_kernels(q):

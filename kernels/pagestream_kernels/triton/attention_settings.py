@@ -64,9 +64,12 @@ def prefill_settings(
         rows, tile, stages = 128, 32, 4
     else:
         rows, tile, stages = 64, (16 if _is_small(capability) else 32), 3
+    tile = _tile(tile, page)
+    if tile == 16:
+        rows = min(rows, 64)
     return {
         "ROWS": max(rows, decode_rows(group, 1)),
-        "TILE": _tile(tile, page),
+        "TILE": tile,
         "PREFILL": True,
         "num_warps": 8,
         "num_stages": stages,

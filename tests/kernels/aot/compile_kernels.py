@@ -8,6 +8,7 @@ kernel is read back from its binary with the tools in triton's wheel.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import subprocess
 import tempfile
@@ -109,19 +110,14 @@ def compile_for(capability: int, launch: Callable[[], object]) -> list[Compiled]
 
 
 def _examine(kernel) -> Compiled:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(kernel.asm["cubin"])
-        cubin.flush()
-        tool = [str(_TOOLS / "cuobjdump")]
-        usage = subprocess.check_output([*tool, "-res-usage", cubin.name], text=True)
-        sass = subprocess.check_output([*tool, "-sass", cubin.name], text=True)
+    sass = _disassembled(kernel.asm["cubin"])
     copies = [match["rest"] for match in _CP_ASYNC.finditer(sass)]
     loads = [match["rest"] for match in _LOAD.finditer(sass)]
     wide = [copy for copy in copies if copy.endswith(".128")]
     return Compiled(
         name=kernel.metadata.name,
-        registers=_number(r"\bREG:(\d+)", usage),
-        stack=_number(r"\bSTACK:(\d+)", usage),
+        registers=_number(r"\bREG:(\d+)", sass),
+        stack=_number(r"\bSTACK:(\d+)", sass),
         local=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
         shared=kernel.metadata.shared,
         instructions=len(_INSTRUCTION.findall(sass)),
@@ -134,6 +130,16 @@ def _examine(kernel) -> Compiled:
         stages=max((int(depth) for depth in _DEPTH.findall(kernel.asm["ttgir"])), default=0),
         loop_cost=min(_loop_costs(sass), default=0.0),
     )
+
+
+@functools.cache
+def _disassembled(cubin: bytes) -> str:
+    """Cached, since configurations share kernels: the tool takes 0.3 s to start."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(_TOOLS / "cuobjdump"), "-sass", "-res-usage", file.name]
+        return subprocess.check_output(command, text=True)
 
 
 def _loop_costs(sass: str) -> Iterator[float]:

@@ -123,9 +123,14 @@ def _configurations() -> Iterator[Configuration]:
     for head_dim, group in ((64, 3), (128, 4), (256, 4)):
         run = partial(launch, head_dim, group, 1, dtype=torch.float32)
         name = f"{head_dim}/{group} float32"
-        yield Configuration(f"decode {name}", partial(run, 1), SPLIT_FLOAT32)
-        yield Configuration(f"verify {name}", partial(run, 5), SPLIT_FLOAT32)
-        yield Configuration(f"prefill {name}", partial(run, 1024), {"_attend": works})
+        for launch_name, query_len, launched in (
+            ("decode", 1, SPLIT_FLOAT32),
+            ("verify", 5, SPLIT_FLOAT32),
+            ("prefill", 1024, {"_attend": works}),
+        ):
+            yield Configuration(
+                f"{launch_name} {name}", partial(run, query_len), launched, False, (90,)
+            )
 
 
 CONFIGURATIONS = list(_configurations())
