@@ -22,7 +22,7 @@ help:
 	@echo 'make serve        serve the model; ARGS="--http-port 9000 --max-num-seqs 16 ..." for options'
 	@echo 'make demo         start a server, stream one chat answer, show the timings, stop'
 	@echo 'make golden       compare served token ids with the reference'
-	@echo 'make test         check, then the test suite (under 4 minutes)'
+	@echo 'make test         check, then the test suite (6 to 10 minutes)'
 	@echo 'make test-long    the long tests'
 	@echo 'make equivalence  the same tokens under every schedule: the full product (15 minutes)'
 	@echo 'make kernels-interpret  the kernels in an interpreter of Triton kernels, without a GPU'
