@@ -30,7 +30,13 @@ class Registers:
             kernels.setdefault(kernel.name, {})[f"sm_{capability}"] = kernel.registers
         if not self._known:
             return sys.maxsize
-        return self._known[name][kernel.name][f"sm_{capability}"]
+        try:
+            return self._known[name][kernel.name][f"sm_{capability}"]
+        except KeyError:
+            raise LookupError(
+                f"{_FILE.name} has no {kernel.name} of {name!r} for sm_{capability} and Triton "
+                f"{self._version}: make kernels-aot ARGS=--rewrite-registers"
+            ) from None
 
     def save(self) -> None:
         if self._rewrite:
