@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import triton
 from triton.runtime import driver
+
+# Multiply-adds in one instruction, as kernels were tested: Triton 3.10 changes the default, and 3.9
+# warns of it.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether kernels defined from here on run in Triton's interpreter, on CPU tensors."""

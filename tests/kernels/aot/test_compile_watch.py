@@ -21,7 +21,6 @@ def launch(count):
     _double[(1,)](torch.empty(64, device="meta"), COUNT=count)
 
 
-@pytest.mark.filterwarnings("ignore:.*fp_fusion.*")
 def test_only_what_compiles_late_is_named(monkeypatch, caplog):
     from pagestream_kernels.triton import compile_watch
 
