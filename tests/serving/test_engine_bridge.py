@@ -235,7 +235,7 @@ def test_n_answers_end_with_one_final_response(harness):
     assert sender.ended.wait(10)
     assert sender.finals == 1
     for index in range(3):
-        chunks = [chunk for chunk in sender.chunks if chunk["index"] == index]
+        chunks = [chunk for chunk in sender.chunks if (chunk["index"] or 0) == index]
         assert sum(len(chunk["token_ids"]) for chunk in chunks) == 6
         assert [chunk["text_params"] for chunk in chunks] == ["t"] + [None] * (len(chunks) - 1)
         assert chunks[-1]["finish_reason"] == "length"
@@ -258,7 +258,7 @@ def test_one_answer_of_n_can_be_stopped(harness):
     sender = harness.submit(prompt_token_ids=[5, 6, 7], sampling_params=params, request_key="two")
     harness.control(command="stop", request_key="two", index=0)
     assert sender.ended.wait(20)
-    ends = {c["index"]: c["finish_reason"] for c in sender.chunks if c["finish_reason"]}
+    ends = {c["index"] or 0: c["finish_reason"] for c in sender.chunks if c["finish_reason"]}
     assert ends == {0: "abort", 1: "length"}
 
 

@@ -68,7 +68,6 @@ def test_streamed_deltas_carry_their_own_counts(harness):
     assert first.outputs == {
         "text_output": ["ab"],
         "finish_reason": [""],
-        "index": [0],
         "num_input_tokens": 3,
         "num_output_tokens": [2],
         "output_token_ids": [97, 98],
@@ -79,6 +78,7 @@ def test_streamed_deltas_carry_their_own_counts(harness):
     assert last.outputs["num_output_tokens"] == [1]
     assert last.outputs["finish_reason"] == ["length"]
     assert (last.outputs["stop_reason"], last.outputs["num_cached_tokens"]) == ([""], [0])
+    assert last.outputs["index"] == [0]
 
 
 def test_unstreamed_is_one_answer(harness):

@@ -160,7 +160,6 @@ class AnswerState:
         values = {
             "text_output": ["".join(self.texts)],
             "finish_reason": [finish_reason or unfinished],
-            "index": [self.index],
             "num_input_tokens": params["num_input_tokens"],
             "num_output_tokens": [len(self.token_ids)],
             "output_token_ids": self.token_ids,
@@ -175,7 +174,7 @@ class AnswerState:
             values["stop_reason"] = [self.stop_reason or ""]
             values["num_cached_tokens"] = [self.num_cached_tokens]
         if finish_reason is not None or params["n"] > 1:
-            values |= {"batch_index": [0], "sequence_index": [self.index]}
+            values |= {"index": [self.index], "batch_index": [0], "sequence_index": [self.index]}
         if "output_logprobs" in params["outputs"]:
             values["output_logprobs"] = [self._named(self.logprobs)]
         if finish_reason is not None and self.times is not None:

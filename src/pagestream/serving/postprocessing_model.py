@@ -1,14 +1,18 @@
 """PostprocessingModel: the body of both postprocessing models, between pb_utils and Postprocessor.
 
 tritonserver makes one object per process and calls initialize, execute and finalize from its main
-thread. Nothing that a client sent may raise out of ``execute``: the message would carry paths and a
-traceback to the client. Its process loads neither torch nor transformers.
+thread, which reads chunks; one other thread makes and sends the answers, because a send waits for
+tritonserver, which meanwhile can hand over the next chunk. Nothing that a client sent may raise out
+of ``execute``: the message would carry paths and a traceback to the client. Its process loads
+neither torch nor transformers.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import queue
+import threading
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -34,27 +38,53 @@ class PostprocessingModel:
             config.block_size,
             self._relay_stop,
         )
+        self._arrived: queue.SimpleQueue[tuple[tensors.Sender, Chunk | Answer] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
+        self._thread.start()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             sender = tensors.Sender(request)
             try:
-                inputs = tensors.read_inputs(request, CHUNK)
-                answer = self._postprocessor.handle(_chunk(inputs), request.is_cancelled)
+                self._arrived.put((sender, _chunk(tensors.read_inputs(request, CHUNK))))
             except ValueError as error:
-                answer = Answer(error=str(error))
+                self._arrived.put((sender, Answer(error=str(error))))
             except Exception:
-                logger.exception("postprocessing failed")
-                answer = Answer(error=INTERNAL_ERROR)
-            if answer is None:
-                sender.end()
-            elif answer.error is not None:
-                sender.send_error(answer.error)
-            else:
-                sender.send(answer.outputs, self._answer, final=True)
+                logger.exception("a chunk could not be read")
+                self._arrived.put((sender, Answer(error=INTERNAL_ERROR)))
 
     def finalize(self) -> None:
+        self._arrived.put(None)
+        self._thread.join()
         tensors.forget_constants()
+
+    def _run(self) -> None:
+        while (arrived := self._arrived.get()) is not None:
+            sender, chunk = arrived
+            try:
+                self._answer_chunk(sender, chunk)
+            except Exception:
+                logger.exception("an answer could not be sent")
+
+    def _answer_chunk(self, sender: tensors.Sender, chunk: Chunk | Answer) -> None:
+        """``chunk`` may be the refusal of one instead."""
+        answer: Answer | None
+        try:
+            if isinstance(chunk, Answer):
+                answer = chunk
+            else:
+                answer = self._postprocessor.handle(chunk, sender.is_cancelled)
+        except Exception:
+            logger.exception("postprocessing failed")
+            answer = Answer(error=INTERNAL_ERROR)
+        if answer is None:
+            sender.end()
+        elif answer.error is not None:
+            sender.send_error(answer.error)
+        else:
+            sender.send(answer.outputs, self._answer, final=True)
 
     def _relay_stop(self, request_key: str, index: int) -> None:
         control = json.dumps({"command": "stop", "request_key": request_key, "index": index})

@@ -67,7 +67,7 @@ class OpenAnswer:
     def flush(self, now: float) -> dict[str, Any]:
         """The next response by tensor name; what it carries is no longer owed."""
         chunk = {
-            "index": self.index,
+            "index": self.index or None,  # 0 where it is left out: every tensor costs
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
