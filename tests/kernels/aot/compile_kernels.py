@@ -60,7 +60,7 @@ class Compiled:
     """Instructions of a thread per byte it copies to shared memory, in the loop with the fewest."""
 
 
-class _Driver:
+class TargetDriver:
     """As much of a GPU's driver as compiling asks for."""
 
     launcher_cls = None
@@ -93,7 +93,7 @@ def _compiling(capability: int, kernels: list) -> Iterator[None]:
     def compile_only(self, *args, grid, warmup, **kwargs):
         kernels.append(run(self, *args, grid=grid, warmup=True, **kwargs))
 
-    driver.set_active(_Driver(capability))
+    driver.set_active(TargetDriver(capability))
     JITFunction.run = compile_only
     try:
         yield

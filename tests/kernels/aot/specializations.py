@@ -14,7 +14,7 @@ import random
 os.environ["TRITON_INTERPRET"] = "0"  # without a GPU, kernels are loaded if this is set at all
 
 import torch
-from compile_kernels import _Driver as TargetDriver
+from compile_kernels import TargetDriver
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
