@@ -36,6 +36,9 @@ def num_blocks_on_cuda(
 ) -> int:
     """What ``utilization`` of the device's memory leaves beside the weights and a largest step.
 
+    The pool of recorded decode steps is not in it (recording needs the cache to exist); it holds
+    the intermediates of one step of ``max_num_seqs`` tokens, and comes out of the other share.
+
     Raises ValueError if that is not even one block.
     """
     torch.cuda.empty_cache()
