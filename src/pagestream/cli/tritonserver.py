@@ -241,10 +241,10 @@ def environment(run: RunDirectory) -> dict[str, str]:
     values = dict(os.environ)
     values["PATH"] = _prepend(str(Path(sys.prefix) / "bin"), values.get("PATH"))
     values["LD_LIBRARY_PATH"] = _prepend(str(run.libraries), values.get("LD_LIBRARY_PATH"))
-    # Compute threads that spin while they wait would starve the token path; but between two ops of
-    # one step (tens of microseconds) sleeping and waking costs more than the ops do.
+    # Compute threads that spin for ever would starve the token path; but within a step, where one
+    # waits for another that the token path has interrupted, sleeping and waking costs more.
     values["OMP_WAIT_POLICY"] = "PASSIVE"
-    values.setdefault("GOMP_SPINCOUNT", "10000")
+    values.setdefault("GOMP_SPINCOUNT", "300000")
     values["PAGESTREAM_CONFIG"] = str(run.config)
     return values
 
