@@ -46,14 +46,7 @@ class PostprocessingModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            sender = tensors.Sender(request)
-            try:
-                self._arrived.put((sender, _chunk(tensors.read_inputs(request, CHUNK))))
-            except ValueError as error:
-                self._arrived.put((sender, Answer(error=str(error))))
-            except Exception:
-                logger.exception("a chunk could not be read")
-                self._arrived.put((sender, Answer(error=INTERNAL_ERROR)))
+            self._arrived.put((tensors.Sender(request), _read(request)))
 
     def finalize(self) -> None:
         self._arrived.put(None)
@@ -64,21 +57,19 @@ class PostprocessingModel:
         while (arrived := self._arrived.get()) is not None:
             sender, chunk = arrived
             try:
-                self._answer_chunk(sender, chunk)
+                self._reply(sender, self._handle(chunk, sender))
             except Exception:
                 logger.exception("an answer could not be sent")
 
-    def _answer_chunk(self, sender: tensors.Sender, chunk: Chunk | Answer) -> None:
-        """``chunk`` may be the refusal of one instead."""
-        answer: Answer | None
+    def _handle(self, chunk: Chunk | Answer, sender: tensors.Sender) -> Answer | None:
+        if isinstance(chunk, Answer):
+            return chunk
         try:
-            if isinstance(chunk, Answer):
-                answer = chunk
-            else:
-                answer = self._postprocessor.handle(chunk, sender.is_cancelled)
-        except Exception:
-            logger.exception("postprocessing failed")
-            answer = Answer(error=INTERNAL_ERROR)
+            return self._postprocessor.handle(chunk, sender.is_cancelled)
+        except Exception as error:
+            return _refusal(error)
+
+    def _reply(self, sender: tensors.Sender, answer: Answer | None) -> None:
         if answer is None:
             sender.end()
         elif answer.error is not None:
@@ -98,7 +89,20 @@ class PostprocessingModel:
                 logger.error("stop of %s refused: %s", request_key, response.error().message())
 
 
-def _chunk(inputs: dict[str, Any]) -> Chunk:
-    if "request_key" not in inputs:
-        raise ValueError("request_key is required")
-    return Chunk(**{"index": 0, "token_ids": [], **inputs})
+def _read(request: Any) -> Chunk | Answer:
+    """The chunk, or the refusal of one."""
+    try:
+        inputs = tensors.read_inputs(request, CHUNK)
+        if "request_key" not in inputs:
+            raise ValueError("request_key is required")
+        return Chunk(**{"index": 0, "token_ids": [], **inputs})
+    except Exception as error:
+        return _refusal(error)
+
+
+def _refusal(error: Exception) -> Answer:
+    """A ValueError's message is for the client."""
+    if isinstance(error, ValueError):
+        return Answer(error=str(error))
+    logger.error("postprocessing failed", exc_info=error)
+    return Answer(error=INTERNAL_ERROR)
