@@ -61,7 +61,7 @@ class StepFuture:
         return results
 
     def _columns(self, start: int, end: int) -> list[Any]:
-        """Of what was copied, as Python lists."""
+        """Of what was copied, as Python lists; the copies are on the host, so only `wait` waits."""
         if self._host is None:
             self._host = [tensor.tolist() for tensor in self._copy.wait()]
         return self._host[start:end]
