@@ -49,8 +49,10 @@ class EngineConfig:
     """On CUDA: launch every kernel of every step, rather than replay recorded decode steps."""
     max_num_seqs: int = 64
     """Most requests in one step."""
-    max_num_batched_tokens: int = 512
-    """Most tokens in one step (the token budget; longer prompts are prefilled in chunks)."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens in one step (the token budget; longer prompts are prefilled in chunks). It bounds
+    how long a prompt keeps running answers waiting. None: 256 on CPU, 2048 on CUDA, never below
+    max_num_seqs."""
     max_num_waiting: int = 1024
     """Most requests queued behind the running ones; the next one is refused."""
     default_max_tokens: int = 1024
@@ -67,8 +69,9 @@ class EngineConfig:
     """Waiting this long outweighs one level of priority."""
     engine_process: bool = False
     """Run the engine loop in a process of its own, rather than in a thread of `engine`'s."""
-    stream_interval_ms: int = 40
-    """Least time between two streamed responses of one request, after the first."""
+    stream_interval_ms: int | None = None
+    """Least time between two streamed responses of one request, after the first; None: 40, and
+    more where so many stream at once that moving their text would slow the model."""
     heartbeat_interval_ms: int = 400
     """A request silent for this long gets an empty response, so that its cancel is noticed."""
     exclude_input_in_output: bool = True

@@ -8,6 +8,7 @@ import pytest
 
 from pagestream.config import EngineConfig
 from pagestream.serving.engine_bridge import EngineBridge
+from pagestream.serving.responses import Pace, pace
 
 
 class Sender:
@@ -122,6 +123,35 @@ def test_first_token_at_once_then_coalesced(tiny_model):
     assert len(sender.chunks[0]["token_ids"]) == 1
     assert len(sender.token_ids) == 120
     assert len(sender.chunks) < 20
+
+
+def test_each_stream_is_served_less_often_where_many_share_the_cores():
+    unset = pace(None, on_gpu=False, num_cores=2)
+    assert unset.interval(1) == unset.interval(4) == 0.04
+    assert unset.interval(16) == pytest.approx(16 / 120)
+    assert unset.interval(64) == pytest.approx(64 / 120)
+    assert pace(None, on_gpu=False, num_cores=64).interval(64) == 0.04
+    assert pace(None, on_gpu=True, num_cores=2).interval(60) == 0.04
+    assert pace(None, on_gpu=True, num_cores=2).interval(300) == pytest.approx(0.2)
+    assert pace(0, on_gpu=False, num_cores=1).interval(500) == 0
+
+
+def test_the_streams_that_are_open_set_the_pace(tiny_model):
+    harness = Harness(tiny_model, max_num_seqs=16, num_blocks=400)
+    rate = 4 / 0.04
+    harness.bridge._pace = Pace(rate)
+    alone = harness.generate(max_tokens=400)
+    assert alone.ended.wait(20)
+    unread = [harness.generate(max_tokens=400, stream=False) for _ in range(3)]
+    crowd = [harness.generate(max_tokens=400) for _ in range(12)]
+    start = time.monotonic()
+    for sender in crowd + unread:
+        assert sender.ended.wait(60)
+    seconds = time.monotonic() - start
+    harness.bridge.shutdown()
+    for sender in crowd:
+        assert len(sender.token_ids) == 400
+        assert 2 <= len(sender.chunks) <= seconds * rate / 12 + 3
 
 
 def test_unstreamed_answers_come_in_few_parts(harness):

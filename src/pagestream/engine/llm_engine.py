@@ -82,7 +82,7 @@ class LLMEngine:
         self._scheduler = make_scheduler(
             self._kv,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=self._runner.max_num_batched_tokens,
             max_num_waiting=config.max_num_waiting,
             max_seq_len=min(max_model_len, self._kv.pool_tokens),
             priority_aging_s=config.priority_aging_s,
@@ -188,7 +188,7 @@ class LLMEngine:
         compilations. Counters start after it; kernels that compile after it are warned of."""
         self._runner.warm_up_sampling()
         most = min(self.limits.max_model_len, self._kv.pool_tokens) - 3
-        length = max(1, min(self.config.max_num_batched_tokens, most))
+        length = max(1, min(self._runner.max_num_batched_tokens, most))
         for index, params in enumerate(_WARM_UP):
             self.add_request(f"warm-up {index}", [0] * length, params)
             self.step()

@@ -38,6 +38,10 @@ from pagestream_kernels.transfers import to_device
 
 logger = logging.getLogger(__name__)
 
+_TOKEN_BUDGET = {"cpu": 256, "cuda": 2048}
+"""Tokens per step where the configuration names none: enough for the device to multiply at nearly
+its full rate, and no more, because running answers wait for the step's end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
@@ -74,6 +78,9 @@ class ModelRunner:
             torch.set_num_threads(config.num_threads or _physical_cores())
         elif recorder is None and not config.enforce_eager:
             recorder = CudaRecorder()
+        self.max_num_batched_tokens = config.max_num_batched_tokens or max(
+            config.max_num_seqs, _TOKEN_BUDGET[self.device.type]
+        )
         self._config, self._model_config, self._dtype = config, model_config, dtype
         self._block_size = config.block_size
         self._model = load_model(
@@ -243,7 +250,7 @@ class ModelRunner:
     def _run_largest_step(self) -> None:
         """As much as a step can take beside the KV cache: a full token budget in one prompt, and a
         row of logits for every request."""
-        num_tokens = min(self._config.max_num_batched_tokens, self._states.token_ids.shape[1])
+        num_tokens = min(self.max_num_batched_tokens, self._states.token_ids.shape[1])
         num_blocks = -(-num_tokens // self._block_size)
         self._kv_cache = self._allocate(num_blocks)
         device = self.device

@@ -33,9 +33,10 @@ from pagestream.engine.engine_loop import (
 )
 from pagestream.engine.engine_process import EngineProcess
 from pagestream.engine.metrics import EngineStats
+from pagestream.runner.model_runner import resolve_device
 from pagestream.sampling_params import Limits
 from pagestream.serving.engine_requests import Control, Submission, parse_request
-from pagestream.serving.responses import UNSTREAMED_INTERVAL_S, OpenAnswer, OpenRequest
+from pagestream.serving.responses import UNSTREAMED_INTERVAL_S, OpenAnswer, OpenRequest, pace
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,11 @@ class EngineBridge:
         self._loop = make_loop(config, self._outbox.put)
         self._sender = threading.Thread(target=self._send_loop, name="sender", daemon=True)
         self._open: dict[str, OpenRequest] = {}
+        self._pace = pace(
+            config.stream_interval_ms,
+            resolve_device(config.device).type == "cuda",
+            os.cpu_count() or 1,
+        )
         self._heartbeat = config.heartbeat_interval_ms / 1000
         self._next_heartbeat = 0.0
         self._draining = False
@@ -165,13 +171,12 @@ class EngineBridge:
         if key in self._open:
             self._responder.send_error(response_sender, f"request_key {key!r} is already in use")
             return
-        interval = self._config.stream_interval_ms / 1000
         arrival = submission.arrival_time_ns / 1e9
         self._open[key] = OpenRequest(
             request_key=key,
             response_sender=response_sender,
             num_prompt_tokens=len(submission.prompt_token_ids),
-            interval=interval if submission.stream else UNSTREAMED_INTERVAL_S,
+            stream=submission.stream,
             answers={
                 index: OpenAnswer(index, arrival, submission.text_params)
                 for index in range(submission.sampling_params.n)
@@ -218,18 +223,32 @@ class EngineBridge:
     def _command(self, command: Command) -> None:
         self._loop.submit(command)
 
+    def _due(self) -> list[tuple[OpenRequest, OpenAnswer, float]]:
+        """Every open answer, and when its next response is owed."""
+        streams = sum(len(request.answers) for request in self._open.values() if request.stream)
+        streamed = self._pace.interval(streams)
+        return [
+            (
+                request,
+                answer,
+                answer.due(streamed if request.stream else UNSTREAMED_INTERVAL_S, self._heartbeat),
+            )
+            for request in self._open.values()
+            for answer in request.answers.values()
+        ]
+
     def _flush_due(self) -> None:
         now = time.monotonic()
-        for request in list(self._open.values()):
+        for request in self._open.values():
             self._check_cancelled(request, now)
-            for answer in list(request.answers.values()):
-                if answer.due(request.interval, self._heartbeat) > now:
+        for request, answer, due in self._due():
+            if due > now:
+                continue
+            if not answer.token_ids and answer.finish_reason is None:
+                if now < self._next_heartbeat:
                     continue
-                if not answer.token_ids and answer.finish_reason is None:
-                    if now < self._next_heartbeat:
-                        continue
-                    self._next_heartbeat = now + 1 / _HEARTBEATS_PER_SECOND
-                self._send(request, answer, now)
+                self._next_heartbeat = now + 1 / _HEARTBEATS_PER_SECOND
+            self._send(request, answer, now)
 
     def _send(self, request: OpenRequest, answer: OpenAnswer, now: float) -> None:
         """The last response of the last answer ends the request for tritonserver."""
@@ -259,11 +278,7 @@ class EngineBridge:
 
     def _time_to_wait(self) -> float:
         now = time.monotonic()
-        due = [
-            answer.due(request.interval, self._heartbeat)
-            for request in self._open.values()
-            for answer in request.answers.values()
-        ]
+        due = [due for _, _, due in self._due()]
         if self._open:
             due.append(now + _CANCEL_CHECK_INTERVAL_S)
         if self._stats != self._exported:
